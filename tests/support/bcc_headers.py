@@ -1,4 +1,4 @@
-"""Kernel headers for bcc's own tools, where none are installed: lockd's few, and what else they need."""
+"""Kernel headers for bcc's own tools on a host without any: lockd's few, and what else the tools need."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from lockd.kernel.btf import KernelTypes
 from lockd.load.source import HEADERS
 
 MEMBERS = ("flags", "__state", "state", "pid", "tgid")
-"""Of struct task_struct, what bcc's tools look at."""
+"""The members of struct task_struct that bcc's tools read."""
 
 
 def bcc_headers(directory: Path) -> dict[str, str]:
-    """Put them there; the variable that leads bcc to them."""
+    """Write the headers into `directory`, and return the environment variable that leads bcc to them."""
     place = directory / "headers"
     shutil.copytree(HEADERS, place)
     (place / "include/linux/sched.h").write_text(_sched_h())
@@ -21,7 +21,7 @@ def bcc_headers(directory: Path) -> dict[str, str]:
 
 
 def _sched_h() -> str:
-    """As much of the running kernel's <linux/sched.h> as they need."""
+    """Return as much of the running kernel's <linux/sched.h> as the tools need."""
     types, lines, end = KernelTypes(), [], 0
     there = [name for name in MEMBERS if types.has_member("task_struct", name)]
     for name in sorted(there, key=lambda name: types.offset("task_struct", name)):

@@ -1,4 +1,4 @@
-"""bpftrace beside a trace of lockd, to be compared with it."""
+"""Runs bpftrace beside a trace of lockd, to compare what both say."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ END_SECONDS = 60.0
 
 @contextmanager
 def bpftrace(script: str, program: Workload) -> Iterator[list[dict[str, Any]]]:
-    """Runs it until the end of the program, which the context's end is; then the list has what it printed."""
+    """Run bpftrace until the program ends, at the end of the context. Then the list has what it printed."""
     printed: list[dict[str, Any]] = []
     end = f"tracepoint:sched:sched_process_exit /pid == {program.pid} && tid == pid/ {{ exit(); }}"
     process = subprocess.Popen(

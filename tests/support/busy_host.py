@@ -1,4 +1,4 @@
-"""A busy host made up for the real aggregates: services that stay, and what cron, builds and logins start.
+"""A simulated busy host for the real aggregates: services that stay, and what cron, builds and logins start.
 
 The names of short-lived programs were recorded by lockd on a Debian host that ran its daily jobs and a build.
 """
@@ -57,7 +57,7 @@ vector
 
 SECOND, MS = 10**9, 10**6
 STEP = 10
-"""Seconds between two looks."""
+"""The time between two looks at the processes, in seconds."""
 WHO = [("cgroup", "u8"), ("comm", "S16"), ("thread_comm", "S16"), ("tgid", "u4"), ("kernel_thread", "u4")]
 FUTEX_KEY = np.dtype(
     [("uaddr", "u8"), ("tid", "u4"), ("kind", "u1"), ("slot", "u1"), ("error", "u1"), ("pad", "u1")]
@@ -80,19 +80,19 @@ HOT_MS = 2000
 
 @dataclass
 class Process:
-    """One that waits: for work on a condition variable, for a lock now and then, in system calls."""
+    """A process that waits for work on a condition variable, now and then for locks, and in system calls."""
 
     tgid: int
     unit: str
     comm: str
     lasts: float = 0.0
-    """How many seconds more; 0: less than a look."""
+    """How many more seconds the process lives; 0: it ends before the next look."""
     locks: int = 1
     blocked_ms: int = 20
-    """For each of its locks, in a step."""
+    """The time that it waits for each of its locks in a step, in ms."""
     calls: tuple[int, ...] = (NR_READ,)
     call_ms: int = 80
-    """Off the CPU, for each of its system calls, in a step."""
+    """The time that it is off the CPU in each of its system calls in a step, in ms."""
 
     @property
     def addresses(self) -> Iterator[int]:
@@ -100,7 +100,7 @@ class Process:
 
 
 class UnitsById:
-    """Units, each with a number for its cgroup."""
+    """A stand-in for Units, in which each unit has a number as the id of its cgroup."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -116,7 +116,7 @@ class UnitsById:
 
 
 class NamesAtOnce:
-    """A resolver that knows every lock, `mutex_ADDRESS`; or none, as long as it is told no stacks."""
+    """A resolver that names every lock at once, as `mutex_ADDRESS`; or no lock while it has no stacks."""
 
     room = 1000
     has_stacks = True
@@ -135,19 +135,19 @@ class NamesAtOnce:
         return True
 
     def ask_again(self) -> None:
-        """With stacks, of everything."""
+        """Answer all questions so far again, now with stacks."""
         self.has_stacks, asked, self._asked = True, self._asked, []
         for seen in asked:
             self.ask(seen)
 
     def watch(self, tgids: list[int]) -> None:
-        """Which processes there are is nothing to it."""
+        """Do nothing: the answers do not depend on which processes there are."""
 
     def forget_ended(self, alive: set[int]) -> None:
-        """Nor is which have ended."""
+        """Do nothing: the answers do not depend on which processes have ended."""
 
     def delete(self, keys: Any) -> None:
-        """It stands for the map of known locks too."""
+        """Do nothing: this object stands in for the map of known locks too, from which keys are deleted."""
 
 
 @dataclass
@@ -157,7 +157,7 @@ class BusyHost:
     procfs: Path
     limits: Limits = field(default_factory=Limits)
     mode: str = "blocked"
-    """That of the program futex."""
+    """The mode of the program futex."""
 
     def __post_init__(self) -> None:
         source = assemble(
@@ -205,7 +205,7 @@ class BusyHost:
         )
 
     def step(self, processes: list[Process], ended: list[Process]) -> None:
-        """STEP seconds in which all of these wait; those that have ended are not there at the end."""
+        """Simulate STEP seconds in which all these processes wait. At the end, those in `ended` are gone."""
         self.now += STEP
         both = processes + ended
         self._fold_futex(both)
@@ -266,7 +266,7 @@ class BusyHost:
             self.offcpu.fold(make_window(*rows, self._identities, has_overflowed=False), self.now)
 
     def _look(self, processes: list[Process]) -> None:
-        """Every process has a thread that waits for work, and one in its first call."""
+        """Note ongoing waits: each process has a thread that waits for work, and one in its first call."""
         count = len(processes)
         tgids = np.array([process.tgid for process in processes], np.int64)
         names = np.empty(count, object)
@@ -290,7 +290,7 @@ class BusyHost:
         self.offcpu.note_waiting(waiting(kinds, np.zeros(count, np.uint64)), self.now)
 
     def exported(self) -> dict[str, dict[tuple[str, ...], float]]:
-        """Values by metric and labels, of a histogram the counts and sums."""
+        """Return the values by metric and labels. A histogram has its counts and its sums."""
         block = Block(self.limits.buckets_us, 28)
         self.futex.export(block, self.now)
         self.offcpu.export(block, self.now)
@@ -314,7 +314,7 @@ class BusyHost:
 
 
 class Crowd:
-    """What comes and goes: cron every minute, a build in a container and a login now and then."""
+    """Processes that come and go: of cron each minute, of builds in containers and of logins now and then."""
 
     def __init__(self, seed: int, tgids: Iterator[int]) -> None:
         self._random = np.random.default_rng(seed)
@@ -323,7 +323,7 @@ class Crowd:
         self.comms: set[tuple[str, str]] = set()
 
     def step(self, second: int) -> tuple[list[Process], list[Process]]:
-        """The processes that are there at the end of a step, and those that ended in it."""
+        """Return the processes that are there at the end of a step, and those that ended in it."""
         ended = []
         if second % 60 == 0:
             ended += self._some("cron.service", CRON, 30)
@@ -352,7 +352,7 @@ class Crowd:
 
 
 def services(random: np.random.Generator, tgids: Iterator[int], seconds: int) -> dict[int, list[Process]]:
-    """By the step in which they start: half of them before all, the others at any time."""
+    """Return the services by the step in which they start: half of them in step 0, the others at any time."""
     started: dict[int, list[Process]] = {}
     calls = (NR_READ, NR_EPOLL, NR_SLEEP, NR_WAIT)
     for number, comm in enumerate(SERVICES):

@@ -12,7 +12,7 @@ import pytest
 
 
 def mounted(kind: str, option: str = "") -> Path | None:
-    """Where a hierarchy of cgroups is mounted."""
+    """Return where a hierarchy of this kind is mounted with this option; None if it is not."""
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         fields, _, about = line.partition(" - ")
         if about.split()[0] == kind and option in about.split()[2].split(","):
@@ -22,9 +22,9 @@ def mounted(kind: str, option: str = "") -> Path | None:
 
 @contextmanager
 def unified_hierarchy() -> Iterator[Path]:
-    """Where the unified hierarchy is; where this host has none mounted, it is mounted meanwhile.
+    """Yield the mount point of the unified hierarchy. It is mounted for the context if it is not yet.
 
-    Skips where that is not possible.
+    Skips the test where that is not possible.
     """
     if place := mounted("cgroup2", "rw"):
         yield place
@@ -36,5 +36,5 @@ def unified_hierarchy() -> Iterator[Path]:
             pytest.skip(f"host: no cgroup2 file system can be mounted: {done.stderr.strip()}")
         try:
             yield Path(directory)
-        finally:  # a daemon of another test may have opened it
+        finally:  # lazily: a daemon of another test may have opened it
             subprocess.run(["umount", "--lazy", directory], check=True)

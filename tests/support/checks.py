@@ -1,4 +1,4 @@
-"""What tests of times share: how far one may be from the truth, and when to look."""
+"""What the tests of times share: how far a time may be from the truth, and when to read it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ mode_calls_is_thorough = pytest.mark.parametrize(
 
 SHARE = 0.03
 PER_WAIT_US = 300
-"""Tolerance: 3% or 300 us a wait, whichever is more."""
+"""The tolerance of a time: 3% or 300 us for each wait, whichever is more."""
 PER_SWITCH_US = 50
-"""Between the kernel's accounting of a thread's time and the switch that lockd sees."""
+"""The time between the kernel's accounting of a thread's time and the switch that lockd sees, at most."""
 REST_SECONDS = 10.0
 SPINS = ("spinlock", "rwlock_read", "rwlock_write")
 """Types of kernel locks for which threads spin.
@@ -41,12 +41,13 @@ If the kernel skips the program at the end of such a wait, lockd takes the wait 
 
 
 def about(told_us: float, waits: float = 1) -> Any:
-    """Equal to every time within tolerance of what `waits` waits took by the truth."""
+    """Return a value that equals each time within the tolerance of `told_us`, the truth of `waits` waits."""
     return pytest.approx(told_us, rel=SHARE, abs=PER_WAIT_US * waits)
 
 
 def at_rest(lockd: Lockd, comm: str) -> Metrics:
-    """The metrics once all that happened is counted, and no thread of `comm` is said to sleep for a lock."""
+    """Return the metrics once all that happened is counted and no thread of `comm` is said to sleep for a
+    lock."""
     lockd.metrics()
 
     def none_waits(metrics: Metrics) -> bool:
@@ -69,10 +70,11 @@ def until_names_come(lockd: Lockd, first: Workload) -> None:
 
 
 def in_one_of_some_tries(attempt: Callable[[], list[str]]) -> None:
-    """`attempt` says what is off that being disturbed explains; in one of some tries that must be nothing.
+    """Fail unless `attempt` returns an empty list in one of TRIES tries.
 
-    Programs time their waits from outside: what interrupts and the hypervisor take while a
-    program is about to wait, or has waited, is in its truth too.
+    `attempt` returns messages about times that are off, if a disturbance can explain them. Programs time
+    their waits from outside: what interrupts and the hypervisor take while a program is about to wait, or
+    has waited, is in its truth too.
     """
     off: list[list[str]] = []
     for _ in tries(TRIES):
@@ -90,10 +92,13 @@ def off(
     more_us: float = 0,
     least_us: float | None = None,
 ) -> list[str]:
-    """Words if a time is not about the truth. It must never be more than that and `more_us`.
+    """Return a message in a list if the time `seen_us` is not about the truth `told_us`; else an empty list.
 
-    Where the truth says how long it was at least, as the kernel tells (tests/workloads/workload.h), less
-    than about it is right too, down to that; without `more_us`, which such a thread was on the run queue.
+    Fails at once if the time is too long: beyond the tolerance, and at least `more_us` above the truth.
+
+    The truth may have a lower bound `least_us`, which the kernel tells (tests/workloads/workload.h). Then
+    any shorter time down to this bound less `more_us` is right too. `more_us` is the time that such a thread
+    was on the run queue.
     """
     words = f"{what}: {seen_us:.0f} us, truth {told_us:.0f} us, at least {least_us} us"
     is_about = seen_us == about(told_us, waits)
@@ -103,6 +108,6 @@ def off(
 
 
 def stolen_us() -> float:
-    """What the hypervisor took from all CPUs so far."""
+    """Return the time that the hypervisor has taken from all CPUs so far, in us."""
     ticks = int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
     return ticks / os.sysconf("SC_CLK_TCK") * 1e6

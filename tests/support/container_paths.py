@@ -1,4 +1,4 @@
-"""Paths of cgroups as systemd and each container runtime make them, and what they say of their unit.
+"""Paths of cgroups as systemd and each container runtime make them, and the unit that each path tells.
 
 They are facts from the sources named here: the file and function in which each program makes the path. A
 runtime's systemd driver asks systemd for PREFIX-ID.scope in a slice; its cgroupfs driver makes a directory.
@@ -112,4 +112,4 @@ MONITORS = {
     f"/system.slice/{ID}-61b0c2a7e9d4f518.service": Unit(SHORT, ID),
     "/system.slice/shop.service/runtime": Unit("shop.service", slice="system.slice"),
 }
-"""Units by the path of the cgroup of something that runs beside their container."""
+"""Units by the path of a cgroup that does not have the container, but something that runs beside it."""

@@ -1,4 +1,4 @@
-"""What systemd does for a service with a descriptor store: keeps what it is given, for the next start."""
+"""A stand-in for systemd's descriptor store, which keeps file descriptors for the next start of a service."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FIRST = 3
 """The first descriptor that a service is given (sd_listen_fds(3))."""
 MOST = 253
 END = b"END=1"
-"""What no daemon tells: it ends the thread that listens."""
+"""A message that no daemon sends. It ends the thread that listens."""
 ROOMY = {
     "maps": {"entries": 32768},
     "series": {"max": 200_000},
     "programs": {"futex": {"mode": "calls"}},
 }
-"""For all that happens on a busy host, also without a daemon: what has no room is not told by process. In
-mode calls more is kept between two starts than in mode blocked."""
+"""A configuration with room for all that happens on a busy host, also while there is no daemon: what finds no
+room is not counted by process. In mode calls more is kept between two starts than in mode blocked."""
 STARTER = """
 import os, sys
 fds, names, command = sys.argv[1].split(), sys.argv[2], sys.argv[3:]
@@ -38,7 +38,7 @@ os.execv(command[0], command)
 
 
 class DescriptorStore:
-    """The end of NOTIFY_SOCKET that systemd has; what is kept is in `kept`, by name."""
+    """systemd's end of NOTIFY_SOCKET. `kept` has the descriptors that are kept, by name."""
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "notify")
@@ -46,14 +46,14 @@ class DescriptorStore:
         self.told: list[str] = []
         self._started: list[subprocess.Popen[str]] = []
         self._wrong: list[Exception] = []
-        """What was wrong with messages, until it is raised."""
+        """Errors in messages that are not raised yet."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.path)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def start(self, directory: Path, config: dict[str, Any] | None = None) -> Lockd:
-        """A daemon that is given what is kept. Raises what was wrong with the messages so far."""
+        """Start a daemon that is given the kept descriptors. Raises the first error in messages so far."""
         names, fds = list(self.kept), list(self.kept.values())
         starter = [sys.executable, "-c", STARTER, " ".join(map(str, fds)), ":".join(names)]
         environment = {**os.environ, "NOTIFY_SOCKET": self.path}
@@ -64,9 +64,9 @@ class DescriptorStore:
         return one
 
     def close(self) -> None:
-        """As at the stop of a service; a daemon that a test that failed has left goes too.
+        """Drop the kept descriptors, as at the stop of a service. Kill daemons that a failed test has left.
 
-        May be called again. Raises what was wrong with messages.
+        May be called again. Raises the first error in messages.
         """
         for process in self._started:
             if process.poll() is None:
@@ -74,7 +74,7 @@ class DescriptorStore:
                 process.wait(30)
         if self._listener.is_alive():
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
-                last.sendto(END, self.path)  # behind all that daemons have told
+                last.sendto(END, self.path)  # after all messages of daemons
             self._listener.join(30)
             self._socket.close()
             os.unlink(self.path)
@@ -95,7 +95,7 @@ class DescriptorStore:
                 return
             try:
                 self._take(dict(line.split("=", 1) for line in text.decode().splitlines()), fds)
-            except Exception as error:  # the daemon goes on, and so must this; the test is told later
+            except Exception as error:  # the daemon goes on, so this must too; the error comes later
                 self._wrong.append(error)
 
     def _take(self, told: dict[str, str], fds: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""A real exporter process on a real socket, with a small sampler at its other end."""
+"""A real exporter process on a real socket, with a stand-in for the sampler at its other end."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ PATIENT = (
     "import sys; from lockd.export import __main__ as main, server;"
     "server.HEADER_TIMEOUT = 1e6; sys.exit(main.main())",
 )
-"""What to run for an exporter that waits for days for the headers of a request, and for TLS handshakes."""
+"""Arguments of Python for an exporter that waits for days for a request's headers and for TLS handshakes."""
 
 
 def full_block(rows: int = 2, comm: str = "comm") -> bytes:
-    """A block with every metric of the catalogue, each of its rows with other values."""
+    """Return a block with `rows` series of every metric of the catalogue, each with other values."""
     metrics: list[dict[str, Any]] = []
     arrays: dict[str, array.array[Any]] = {}
     for at, metric in enumerate(CATALOG.values()):
@@ -91,9 +91,9 @@ def detail_block(rows: int = 3) -> bytes:
 
 
 def waits_block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
-    """The block of waits off the CPU; `later` seconds later, with `more` waits of 100 us in each group.
+    """Return the block of waits off the CPU as it is `later` seconds later, after `more` waits in each group.
 
-    All of these are at the second stack of the group, if it has one.
+    The additional waits take 100 us each. They are at the second stack of the group, if it has one.
     """
     ns = 100_000 * more
     head = {
@@ -116,12 +116,12 @@ def waits_block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> by
 
 
 class Sampler:
-    """Answers the exporter's requests from a thread, or holds the answers back."""
+    """A stand-in for the sampler: a thread answers the exporter's requests, or holds the answers back."""
 
     def __init__(self, blocks: Mapping[bytes, bytes]) -> None:
         self.blocks = dict(blocks)
         self.later: dict[bytes, bytes] = {}
-        """What takes the place of a block that has been sent once."""
+        """Blocks that take the place of the block for a request once that has been sent."""
         self.requests: list[bytes] = []
         self.answers = threading.Event()
         self.answers.set()
@@ -200,7 +200,7 @@ class Exporter:
         return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 
     def stderr(self) -> str:
-        """What it has logged so far; empties the pipe."""
+        """Return what the exporter has logged since the last call."""
         assert self.process.stderr
         text = b""
         while select.select([self.process.stderr], [], [], 0)[0]:
@@ -213,7 +213,7 @@ class Exporter:
 
 @contextmanager
 def shared_directory() -> Iterator[Path]:
-    """One that the exporter's user can read too: not pytest's, which is only for who runs the tests."""
+    """Yield a directory that the exporter's user can read too. pytest's own are only for the tests' user."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         directory.chmod(0o755)

@@ -10,7 +10,7 @@ Row = dict[str, Any]
 
 
 def read(text: str) -> list[Row]:
-    """The rows, numbers as such."""
+    """Return the rows of the CSV, with numbers as integers."""
     rows: list[Row] = list(csv.DictReader(io.StringIO(text), strict=True))
     for row in rows:
         assert None not in row and None not in row.values(), row

@@ -1,4 +1,4 @@
-"""Programs in place of the exporter's, which do not do what it does."""
+"""Starts programs in place of the exporter that do not do what it does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVING = 'control.send(b"serving")\n'
 
 
 def runs_instead(patch: pytest.MonkeyPatch, directory: Path, lines: str) -> None:
-    """From now on lockd.service.exporter.Exporter starts these, after BEGINNING."""
+    """Have lockd.service.exporter.Exporter start a program of BEGINNING and these lines from now on."""
     script = directory / "exporter.py"
     script.write_text(BEGINNING + lines)
     patch.setattr(isolation, "command", lambda module: [sys.executable, "-I", str(script)])

@@ -1,4 +1,4 @@
-"""The aggregates of kernel locks held on a host made up, and what is put into them."""
+"""The aggregates of held kernel locks on a simulated host, and the entries that are put into them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLOTS, SLOT_NONE = 28, 255
 LOCK = 0xFFFF_8880_0000_0000
 US = 1000
 SHOP = ("", "shop", "mutex")
-"""The labels of the process that entry() makes by default, and its mutexes."""
+"""The labels of the mutexes of the process that entry() makes by default: unit, comm and lock type."""
 
 WHO = [("cgroup", "u8"), ("comm", "S16"), ("thread_comm", "S16"), ("tgid", "u4"), ("kernel_thread", "u4")]
 KEY = np.dtype([("lock", "u8"), ("tid", "u4"), ("type", "u1"), ("slot", "u1"), ("pad", "u2")])
@@ -51,7 +51,7 @@ def entry(
     tid: int, *, lock: int = LOCK, lock_type: int = MUTEX, acquired: int = 1, held: int | None = None,
     tgid: int = 0, comm: bytes = b"shop", cgroup: int = 1,
 ) -> Entry:  # fmt: skip
-    """An entry of the aggregate: locks taken, and one hold of so many ns."""
+    """Return an entry of the aggregate: acquisitions, and one hold of `held` ns unless that is None."""
     slot, holds, ns = (SLOT_NONE, 0, 0) if held is None else (slot_of(held), 1, held)
     who = (cgroup, comm, b"thread", tgid or tid, 0)
     return (lock, tid, lock_type, slot, 0), (acquired, holds, ns, ns, 0, who)
@@ -82,7 +82,7 @@ class Host:
         self.holds.fold(make_window(keys, values, self.identities, overflowed), self.clock / NS)
 
     def look(self, *held: Entry, waits: tuple[tuple[int, int], ...] = ()) -> None:
-        """What the table of locks held has in it at this moment, and the (lock, tid) that are waited for."""
+        """Note what the table of held locks has at this moment, and (lock, tid) of each ongoing wait."""
         keys = np.array([key for key, _ in held], HELD_KEY)
         values = np.array([value for _, value in held], HELD)
         waited = np.array([(lock, tid, 0) for lock, tid in waits], HELD_KEY)
@@ -92,12 +92,15 @@ class Host:
         self, tid: int, *ago: float, lock: int = LOCK, lock_type: int = MUTEX, asked: bool = False,
         untimed: bool = False, tgid: int = 0,
     ) -> Entry:  # fmt: skip
-        """A lock taken so many seconds ago; of which `asked`, the last is only asked for."""
+        """Return the entry of a lock that was taken once for each of `ago`, so many seconds ago.
+
+        If `asked`, the last one is only asked for.
+        """
         since = [self.clock - int(seconds * NS) for seconds in ago] + [0] * (4 - len(ago))
         return (lock, tid, 0), (since, tgid or tid, len(ago) - asked, lock_type, asked, untimed)
 
     def exported(self) -> tuple[dict[str, dict[tuple[str, ...], float]], dict[tuple[str, ...], list[int]]]:
-        """Values by metric and labels, and the buckets of the histogram of holds."""
+        """Return values by metric and labels, and the buckets of the histogram of holds."""
         block = Block(self.limits.buckets_us, SLOTS)
         self.holds.export(block, self.clock / NS)
         head, arrays = messages.unpack(memoryview(block.pack()))
@@ -118,7 +121,7 @@ class Host:
         return self.exported()[0]["acquired"]
 
     def api(self) -> list[dict[str, Any]]:
-        """The rows of /api/v1/locks."""
+        """Return the rows of /api/v1/locks."""
         tables, arrays = self.contention.tables(self.clock / NS, {}, {})
         table = tables["locks"]
         columns = {**table["text"], **table["lists"]}

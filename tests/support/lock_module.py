@@ -13,29 +13,29 @@ from pathlib import Path
 import pytest
 
 MODULE = Path(__file__).parents[1] / "vm/module/build" / f"{platform.release()}.ko"
-"""Where tests/vm puts it for the kernels that it boots."""
+"""The module for the running kernel. tests/vm puts those for the kernels that it boots there."""
 FILE = Path("/proc/lockd_test")
 LOCK_TYPES = ("mutex", "rwsem_read", "rwsem_write", "semaphore")
 
 
 @dataclass(frozen=True)
 class Script:
-    """Steps of each role (`ROLE` or `ROLE*THREADS`), as one string."""
+    """A script for the module: the steps of each role (`ROLE` or `ROLE*THREADS`) as one string."""
 
     roles: Mapping[str, str]
     rounds: int = 1
     linger_ms: int = 0
-    """For how long the threads keep their name when all is done."""
+    """The time for which the threads live on, and so keep their name, when all is done."""
 
     def text(self, comm: str) -> str:
-        """What the module reads; its threads are called `comm` (15 bytes at most)."""
+        """Return the text that the module reads. Its threads are called `comm` (15 bytes at most)."""
         lines = [f"{role}: {steps}" for role, steps in self.roles.items()]
         return "\n".join([f"{comm} {self.rounds} {self.linger_ms}", *lines]) + "\n"
 
 
 @dataclass(frozen=True)
 class TypeTruth:
-    """What became of the locks of one type, as the module tells it; times in ns."""
+    """What happened to the locks of one type, as the module tells it. Times are in ns."""
 
     acquisitions: int
     failed: int
@@ -51,26 +51,26 @@ class TypeTruth:
 
 @dataclass(frozen=True)
 class Turns:
-    """How long threads waited while three functions held a lock in turns; times in ns."""
+    """How long threads waited while three functions held a lock in turns, in ns."""
 
     waited_ns: int = 0
     by_holder_ns: Mapping[str, int] = field(default_factory=dict)
-    """For how long threads waited while the functions called turn_NAME_LOCK held it, by NAME."""
+    """The time for which threads waited while a function turn_NAME_LOCK held the lock, by NAME."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """By lock type."""
+    """The truth that the module tells about a script, by lock type."""
 
     threads: Mapping[str, TypeTruth] = field(default_factory=dict)
-    """Of the kernel threads."""
+    """The truth about the kernel threads."""
     caller: Mapping[str, TypeTruth] = field(default_factory=dict)
-    """Of the process that wrote the script."""
+    """The truth about the process that wrote the script."""
     turns: Turns = field(default_factory=Turns)
 
 
 class LockModule:
-    """The module, loaded. Skips where there is none for this kernel."""
+    """The loaded module. Its constructor skips the test where there is none for this kernel."""
 
     def __init__(self) -> None:
         if not FILE.exists():
@@ -82,12 +82,15 @@ class LockModule:
         subprocess.run(["rmmod", "lockd_test"], check=True)
 
     def run(self, script: Script, comm: str) -> Truth:
-        """Run it to its end. Raises OSError: EINVAL, EIO (it gets nowhere), EBUSY (another runs)."""
+        """Run a script to its end and return the truth about it.
+
+        Raises OSError: EINVAL, EIO (the script gets nowhere), EBUSY (another one runs).
+        """
         self.write(script.text(comm))
         return self.truth()
 
     def truth(self) -> Truth:
-        """The truth about the last script."""
+        """Return the truth about the last script."""
         told = json.loads(FILE.read_text())
         turns = Turns(**told.pop("turns"))
         return Truth(
@@ -100,7 +103,7 @@ class LockModule:
 
     @staticmethod
     def write(text: str) -> None:
-        """In one piece, as the module wants it."""
+        """Write a script in one piece, as the module wants it."""
         fd = os.open(FILE, os.O_WRONLY)
         try:
             os.write(fd, text.encode())

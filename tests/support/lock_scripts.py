@@ -1,4 +1,4 @@
-"""Scripts for the kernel test module: every function that takes a lock, free, contended and in vain."""
+"""Scripts for the kernel test module. Each function that takes a lock gets it free, contended and in vain."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from tests.support.lock_module import Script
 ROUNDS = 2
 HOLD_US = 50_000
 LINGER_MS = 2000
-"""Until a thread's name has been looked up for what another thread ended: lockd does once a second."""
+"""How long threads live on if another thread ended what is counted for them: lockd looks up the names of such
+threads once a second."""
 NAMED_LATER_MS = 5000
-"""For how long threads keep a name that only procfs tells, because another thread releases their lock.
+"""How long threads live on whose name only procfs tells, because another thread releases their lock.
 
 The sampler of an emulated machine ticks every 0.2 s, and may be late.
 """
@@ -36,14 +37,14 @@ RELEASE = {
     "down_timeout": "up",
     "down_trylock": "up",
 }
-"""What releases what each function takes."""
+"""The function that releases the lock, by the function that takes it."""
 EXCLUSIVE = {"mutex": "mutex_lock", "rwsem": "down_write", "semaphore": "down"}
-"""What nobody can take with it, by lock."""
+"""The function that takes a lock for one thread alone, by lock."""
 LONG_US = 10_000_000
 
 
 def scripts() -> dict[str, Script]:
-    """By name: those whose every count is known."""
+    """Return the scripts for which every count is known, by name."""
     functions = [name for name in RELEASE if _has(name)]
     trying = [name for name in functions if name.endswith("_trylock")]
     waiting = [name for name in functions if name not in trying]
@@ -82,7 +83,7 @@ def _free(function: str) -> Script:
 
 
 def _holder(function: str, meanwhile: str) -> str:
-    """Holds the lock while the other takes or tries to take it with `function`."""
+    """Return the steps of a thread that holds a lock while another one takes or tries it with `function`."""
     lock = _lock(function)
     take = EXCLUSIVE[lock]
     return f"{take} {lock}, {meanwhile}, {RELEASE[take]} {lock}"
@@ -97,7 +98,7 @@ def _contended(function: str) -> Script:
 
 def _in_vain(function: str) -> Script:
     lock = _lock(function)
-    # The second lock says that it has been tried.
+    # The trier takes a second lock to say that it has tried the first one.
     tried = "semaphore2" if lock == "mutex" else "mutex2"
     take, release = ("down", "up") if lock == "mutex" else ("mutex_lock", "mutex_unlock")
     trier = f"held 1 {lock}, {_take(function)}, {take} {tried}, held 0 {lock}, {release} {tried}"
@@ -228,4 +229,4 @@ CROWDS = {
         }
     ),
 }
-"""More threads in a function at a time than kretprobes can follow."""
+"""Scripts with more threads in a function at a time than kretprobes can follow, by name."""

@@ -22,32 +22,33 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = ("/usr/bin/python3", "-m", "lockd")
-"""What starts the lockd of the checkout, if that is the current directory."""
+"""The command that starts the lockd of the checkout, if that is the current directory."""
 CANNOT = 3
-"""What it exits with where the host cannot do what it is asked for."""
+"""The exit code of lockd where the host cannot do what lockd is asked for."""
 LACKS = re.compile(
     r"this kernel has no |the kernel hides its functions|kernel\.kptr_restrict|BTF does not describe"
     r"|they cannot be told apart|no probe can be attached there|tracefs: not mounted"
     r"|does_nothing: the kernel refuses it|down_read_killable: cannot be attached"
 )
-"""What lockd says of a kernel that lacks something (lockd/load/host.py, lockd/trace/probes/patterns.py).
+"""What lockd says if a kernel lacks something (lockd/load/host.py, lockd/trace/probes/patterns.py).
 
-The last two are about the empty program with which it tries fentry.
+The last two alternatives are about the empty program with which lockd tries whether fentry works.
 """
 REFUSALS = re.compile(
     r"(?<!does_nothing): the kernel refuses |(?<!down_read_killable): cannot be attached"
     r"|: no \w+ can be set|takes no program"
 )
-"""What it says if the kernel refuses a program, a map or an attachment: that is a fault of lockd."""
+"""What lockd says if the kernel refuses a program, a map or an attachment. That is a fault of lockd."""
 START_SECONDS = 300.0
-"""Several start at the same time on an emulated machine."""
+"""The time that a daemon may take to start: several start at the same time on an emulated machine."""
 REPEATED_SECONDS = 0.25
-"""The exporter may repeat an answer for 200 ms."""
+"""The pause before a request is repeated: the exporter may give the same answer for 200 ms."""
 SETTLED_SECONDS = 30.0
 IS_IN_MACHINE = "LOCKD_TEST_PERIOD" in os.environ
 """Whether this is an emulated machine (tests/vm/inside.py)."""
 PERIOD = os.environ.get("LOCKD_TEST_PERIOD", "50ms")
-"""Of the daemons: several at a time are too much work for an emulated machine with the usual one."""
+"""The period of the daemons. With the usual one, several daemons at a time would be too much work for an
+emulated machine."""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -58,7 +59,7 @@ class Metrics:
     def __init__(self, text: str) -> None:
         self.samples: dict[str, dict[Labels, float]] = {}
         self._by_comm: dict[tuple[str, str], dict[Labels, float]] = {}
-        """The same again, for there may be many and few of a process."""
+        """The same samples by name and comm: there may be many of them, but few of one process."""
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 key = tuple(sorted(sample.labels.items()))
@@ -67,7 +68,7 @@ class Metrics:
                 self._by_comm.setdefault(whose, {})[key] = sample.value
 
     def sum(self, name: str, **labels: str) -> float:
-        """Of all series of `name` that have these labels; 0 if there are none."""
+        """Return the sum of all series of `name` that have these labels; 0 if there are none."""
         return sum(value for _, value in self._having(name, labels))
 
     def max(self, name: str, **labels: str) -> float:
@@ -93,15 +94,21 @@ class Metrics:
 
 
 def _total(beginning: str, text: str) -> int:
-    """Of all lines that begin so. Much sooner than reading all of them, which may be 100,000."""
+    """Return the sum of the values of all lines that begin so.
+
+    This is much faster than parsing all lines, which may be 100,000.
+    """
     lines = re.findall(rf"^{re.escape(beginning)}.*", text, re.MULTILINE)
     return int(sum(float(line.split()[-1]) for line in lines))
 
 
 def _threads_below(pid: int) -> dict[int, tuple[str, int, int]]:
-    """What each thread of a process and its children does, and how long it ran and waited for a CPU (ns)."""
+    """Return what each thread of a process and its children does, and how long it ran and waited for a CPU.
+
+    The times are in ns.
+    """
     threads: dict[int, tuple[str, int, int]] = {}
-    with contextlib.suppress(OSError):  # whatever ends meanwhile
+    with contextlib.suppress(OSError):  # threads and processes may end meanwhile
         for task in Path(f"/proc/{pid}/task").iterdir():
             comm, _, rest = (task / "stat").read_text().partition(")")
             ran, waited, _ = map(int, (task / "schedstat").read_text().split())
@@ -115,14 +122,18 @@ def _threads_below(pid: int) -> dict[int, tuple[str, int, int]]:
 def is_lack(said: str) -> bool:
     """Whether a command that ended with CANNOT says that this kernel lacks something.
 
-    It ends so too if the kernel refuses one of lockd's own programs: such a test fails and is not skipped.
+    A command ends so too if the kernel refuses one of lockd's own programs. Such a test must fail, and not be
+    skipped.
     """
     errors = "\n".join(re.findall(r"^lockd: error: (.*)", said, re.MULTILINE)) or said
     return LACKS.search(errors) is not None and REFUSALS.search(errors) is None
 
 
 class NotStarted(AssertionError):
-    """`code`: what it exited with, 3 if this host cannot do it; None if it said nothing."""
+    """lockd did not start.
+
+    `code` is its exit code, 3 if this host cannot do it; None if it did not serve and had not ended in time.
+    """
 
     def __init__(self, code: int | None, log: str) -> None:
         super().__init__(f"lockd did not start:\n{log}")
@@ -131,7 +142,7 @@ class NotStarted(AssertionError):
 
 
 def lockd_or_reason(directory: Path, config: dict[str, Any]) -> Lockd | str:
-    """A daemon, or what this kernel lacks for one that is so configured."""
+    """Return a daemon that is so configured, or what this kernel lacks for one."""
     try:
         return Lockd(directory, config)
     except NotStarted as error:
@@ -143,9 +154,9 @@ def lockd_or_reason(directory: Path, config: dict[str, Any]) -> Lockd | str:
 class Lockd:
     """`lockd run` with `config` over the defaults, at `listen`, or on a port that the kernel chooses.
 
-    It has no budget of CPU time, for itself and for answers: what a test asks of it may well cost too much.
-    `program` is what starts lockd; signals go to its process. `how` is for Popen. As a context it has ended
-    afterwards, also if the test fails.
+    It has no budgets of CPU time, for itself and for answers: what a test asks of it may well cost too much.
+    `program` is the command that starts lockd; signals go to its process. `how` has arguments of Popen. When
+    used as a context, the daemon has ended at the end, also if the test fails.
     """
 
     def __init__(
@@ -205,7 +216,7 @@ class Lockd:
         return body
 
     def _states(self) -> str:
-        """What each thread of lockd does for a second: it runs, waits for a CPU, or is asleep somewhere."""
+        """Return what each thread of lockd does in a second: it runs, waits for a CPU, or is asleep."""
         before, lines = _threads_below(self.process.pid), []
         time.sleep(1)
         for tid, (what, ran, waited) in _threads_below(self.process.pid).items():
@@ -219,13 +230,13 @@ class Lockd:
         return "\n".join([*lines, *self.log[-20:]])
 
     def _ended(self) -> str:
-        """Why nobody answers."""
+        """Return the message for a daemon that does not answer, with its exit code and log."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
         return f"{self.address} does not answer, exit code {self.process.poll()}:\n{''.join(self.log)}"
 
     def metrics(self, settled: bool = True) -> Metrics:
-        """The metrics now; if `settled`, with everything that happened before the call."""
+        """Return the metrics now; if `settled`, with everything that happened before the call."""
         if settled:
             self.settle()
         return Metrics(self._text())
@@ -244,7 +255,7 @@ class Lockd:
         return self.get("/metrics").decode()
 
     def dropped(self, of: str) -> int:
-        """Events of that map that were not counted so far."""
+        """Return the number of events of the map `of` that were not counted so far."""
         return _total(f'lockd_dropped_events_total{{map="{of}",', self._text())
 
     def api(self, what: str, **query: str) -> list[dict[str, Any]]:
@@ -259,7 +270,7 @@ class Lockd:
         return {name: {key: value for key, value in samples[name].items() if value} for name in names}
 
     def waited_for(self, **query: str) -> list[dict[str, Any]]:
-        """The locks that were waited for, once there are some and all have their names."""
+        """Return the locks that were waited for, once there are some and all have their names."""
         deadline = time.monotonic() + SETTLED_SECONDS
         while True:
             rows = [row for row in self.api("locks", **query) if row["blocked_count"]]
@@ -269,7 +280,7 @@ class Lockd:
             time.sleep(REPEATED_SECONDS)
 
     def until(self, holds: Callable[[Metrics], bool], seconds: float) -> Metrics:
-        """Scrape until `holds`; the scrape for which it did. Fails after `seconds`."""
+        """Scrape until `holds` is true of the scrape, and return that scrape. Fails after `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
             metrics = self.metrics(settled=False)

@@ -1,4 +1,4 @@
-"""A MariaDB of a test's own: no network, its data gone with it."""
+"""A MariaDB server of a test's own, without a network. Only the data of running() outlives it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.needs import need
 
 SERVER = "/usr/sbin/mariadbd"
 COMM = f"mariadbd.{os.getpid():x}"
-"""What its process is called here: there may be others on this host."""
+"""The name of the server's process by default: this host may have other servers."""
 READY_SECONDS = 60.0
 
 
@@ -29,7 +29,7 @@ class Server:
         return [name, "--no-defaults", f"--socket={self.socket}", *arguments]
 
     def ask(self, query: str) -> list[list[str]]:
-        """The rows of the answer."""
+        """Return the rows of the answer to a query."""
         asked = self.client("mariadb", "--batch", "--skip-column-names", "-e", query)
         answer = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
         return [line.split("\t") for line in answer.splitlines()]
@@ -37,7 +37,7 @@ class Server:
 
 @contextlib.contextmanager
 def started(*options: str, comm: str = COMM) -> Iterator[Server]:
-    """A server that answers, on new data, in a process of that name."""
+    """Yield a server that answers, with new data, in a process with the name `comm`."""
     need("mariadbd", "mariadb", "mariadb-install-db")
     made = tempfile.TemporaryDirectory(prefix="lockd-mariadb-", dir="/var/tmp")
     with made as name, running(Path(name), *options, comm=comm) as server:
@@ -46,9 +46,10 @@ def started(*options: str, comm: str = COMM) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def running(directory: Path, *options: str, comm: str = COMM) -> Iterator[Server]:
-    """A server that answers; its data is in the directory, and stays there.
+    """Yield a server that answers. Its data is in the directory, and stays there.
 
-    So are its temporary tables: one that starts removes all of them, also those of others.
+    Its temporary tables are in the directory too: a server that starts removes all that it finds in their
+    place, also those of other servers.
     """
     of_data = ("--no-defaults", "--user=root", f"--datadir={directory / 'data'}", f"--tmpdir={directory}")
     if not (directory / "data").exists():

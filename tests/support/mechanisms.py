@@ -1,4 +1,4 @@
-"""Daemons for all mechanisms beside each other, so that they see the same."""
+"""Daemons that run beside each other, one for each mechanism, so that they see the same events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.lockd_process import Lockd, Metrics, lockd_or_reason
 
 
 def asked_for(request: pytest.FixtureRequest, parameter: str) -> set[str]:
-    """The values of a parameter for which this module has tests in this run."""
+    """Return the values of a parameter for which the requesting module has tests in this run."""
     items = [item for item in request.session.items if item.path == request.path]
     given: list[dict[str, str]] = [item.callspec.params for item in items if hasattr(item, "callspec")]
     return {params[parameter] for params in given if parameter in params}
@@ -40,14 +40,14 @@ class Daemons:
         self.running = {by: one for by, one in self._started.items() if isinstance(one, Lockd)}
 
     def __getitem__(self, mechanism: str) -> Lockd:
-        """Skips where this kernel does not offer that mechanism."""
+        """Return the daemon of a mechanism. Skips the test where this kernel does not offer it."""
         daemon = self._started[mechanism]
         if isinstance(daemon, str):
             pytest.skip(f"host: {daemon}")
         return daemon
 
     def metrics(self) -> dict[str, Metrics]:
-        """Of each, with everything that happened before the call."""
+        """Return the metrics of each daemon, with everything that happened before the call."""
         with ThreadPoolExecutor(len(self.running)) as pool:
             return dict(zip(self.running, pool.map(Lockd.metrics, self.running.values()), strict=True))
 

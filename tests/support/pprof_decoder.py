@@ -1,4 +1,4 @@
-"""A reader of pprof files, which knows nothing of what wrote them."""
+"""A reader of pprof files that is independent of lockd's code that writes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a protobuf message: number, and an integer or bytes."""
+    """Yield the fields of a protobuf message: the number of each, and its value, an integer or bytes."""
     at = 0
 
     def varint() -> int:
@@ -57,10 +57,10 @@ class Decoded:
         self.strings = [text.decode() for text in self.raw[6]]
         types = [dict(fields(one)) for one in self.raw[1]]
         self.types = [(self.strings[one[1]], self.strings[one[2]]) for one in types]
-        """Name and unit of each value."""
+        """The name and the unit of each value of a sample."""
         self._names = self._locations()
         self.samples = [self._sample(one) for one in self.raw.get(2, [])]
-        """Frames of each sample with the names of their mappings, innermost first; its values and labels."""
+        """The frames (function and mapping, innermost first), the values and the labels of each sample."""
 
     def _sample(self, message: bytes) -> tuple[list[tuple[str, str]], list[int], dict[str, Any]]:
         found = list(fields(message))
@@ -83,7 +83,7 @@ class Decoded:
         return locations
 
     def within(self, value: str) -> dict[str, int]:
-        """By function, the sum of this value over all samples in it and in what it calls."""
+        """Return the sum of this value over all samples in a function and in what it calls, by function."""
         at = [name for name, _ in self.types].index(value)
         sums: dict[str, int] = defaultdict(int)
         for stack, values, _ in self.samples:

@@ -1,4 +1,4 @@
-"""What a blocked thread of a real process has in its registers and on its stack, by ptrace."""
+"""Reads by ptrace what a blocked thread of a real process has in its registers and on its stack."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ FUTEX = (202, 219)  # futex, and restart_syscall, by which a wait with a timeout
 DWARF = (10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0, 16)
 RAX, RSI, RDI, ORIG_RAX, FS_BASE = 10, 13, 14, 15, 21
 FUTEX_COMMANDS, FUTEX_WAKE = 0x7F, 1
-NOT_MADE_YET = -38  # what a system call returns that is about to be made
+NOT_MADE_YET = -38  # in place of the result of a system call that is about to be made
 # What an interrupted call returns inside the kernel, so that it is made again: ERESTARTSYS and its like.
 RESTARTS = (-512, -513, -514, -516)
 UNSIGNED = 2**64 - 1
 WAITS_AGAIN_SECONDS = 0.1
-"""A thread that is not back in a wait by then was in it for a moment, as an interpreter changed hands."""
+"""The time within which a thread is back in its wait after a stop. One that is not was in the wait only for a
+moment, such as when an interpreter changed hands."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -41,13 +42,13 @@ def _ptrace(request: int, tid: int, data: object = None) -> None:
 
 
 def futex_of(tgid: int, tid: int) -> int:
-    """The address on which a thread sleeps in the futex call; 0 if it does not."""
+    """Return the address on which a thread sleeps in a futex call; 0 if it does not."""
     fields = Path(f"/proc/{tgid}/task/{tid}/syscall").read_text().split()
     return int(fields[1], 16) if fields[0] in map(str, FUTEX) else 0
 
 
 def blocked_thread(tgid: int, comm: str, seconds: float = 60.0) -> tuple[int, int]:
-    """The thread of that name and the futex on which it sleeps, as soon as it does."""
+    """Return the thread of that name and the futex on which it sleeps, as soon as it does."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         for task in Path(f"/proc/{tgid}/task").iterdir():
@@ -61,10 +62,10 @@ def blocked_thread(tgid: int, comm: str, seconds: float = 60.0) -> tuple[int, in
 
 
 def blocked_capture(tgid: int, comm: str, seconds: float = 60.0) -> tuple[int, int, Capture]:
-    """The thread of that name, the futex on which it sleeps, and what the programs capture of it there.
+    """Return the thread of that name, the futex on which it sleeps, and what the programs capture there.
 
-    It is stopped for that, and sleeps there again afterwards, for what is read of its memory. A thread whose
-    wait ended before its stop, or that did not go on with it, is looked for again.
+    The thread is stopped for that. It sleeps there again afterwards, so that its memory can be read. If its
+    wait ended before the stop or did not go on after it, the search begins again.
     """
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -75,8 +76,8 @@ def blocked_capture(tgid: int, comm: str, seconds: float = 60.0) -> tuple[int, i
 
 
 def releasing_capture(tgid: int, tid: int, look: Callable[[Capture], T]) -> tuple[Capture, T]:
-    """What a thread has in its next futex call that wakes another one, and what `look` sees while it is
-    stopped there. Afterwards it goes on."""
+    """Return what a thread has in its next futex call that wakes another one, and what `look` sees while the
+    thread is stopped there. Afterwards the thread goes on."""
     _ptrace(PTRACE_SEIZE, tid)
     try:
         _ptrace(PTRACE_INTERRUPT, tid)
@@ -102,9 +103,9 @@ def _sleeps_again(tgid: int, tid: int, address: int) -> bool:
 
 
 def _capture(tgid: int, tid: int, address: int) -> Capture | None:
-    """What a thread has in a wait for a futex, if its stop interrupts that wait.
+    """Return what a thread has in a wait for a futex; None if its stop does not interrupt that wait.
 
-    The kernel's frames are walked here in the same way.
+    Frame pointers are walked here in the same way as by the kernel.
     """
     _ptrace(PTRACE_SEIZE, tid)
     try:

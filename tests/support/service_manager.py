@@ -1,7 +1,7 @@
-"""systemd as a manager of services beside whatever runs this host, and lockd's own unit in it.
+"""A systemd that manages services beside whatever runs this host, and lockd's own unit in it.
 
-It is what runs a user's services elsewhere: the code is the system's, the descriptor store included. It needs
-neither a machine of its own nor a host that was booted with systemd.
+Elsewhere, this manager (--user) runs the services of a user. It has the code of the system's manager, the
+descriptor store included. It needs neither a machine of its own nor a host that was booted with systemd.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ mkdir "$1/$2"
 echo $$ >"$1/$2/cgroup.procs"
 exec unshare --cgroup sh -ec "$3"
 """
-"""A control group, as the root of all that it sees: a manager moves what it finds in its own."""
+"""The script that runs $3 in a new cgroup, which is the root of all cgroups that it sees: a manager moves the
+processes that it finds in its own cgroup."""
 START = """
 for one in /sys/fs/cgroup /sys/kernel/tracing; do  # none is mounted twice at the same place
     ! mountpoint --quiet $one || umount --lazy $one
@@ -35,7 +36,8 @@ mkdir -p /run/systemd/system
 mount -t tracefs none /sys/kernel/tracing
 exec /lib/systemd/systemd --user --unit=empty.target --log-target=console
 """
-"""What it takes for a host that was booted with systemd, seen by it alone."""
+"""The script that starts systemd with mounts that it alone sees, and which make it take the host for one that
+was booted with systemd."""
 CLEAN = """
 mount -t cgroup2 none "$1"
 find "$1/$2" -depth -type d -exec rmdir {} +
@@ -46,7 +48,7 @@ SECONDS = 60.0
 
 
 class Service(Lockd):
-    """lockd as its unit runs it, but for where its files are; from a copy of the checkout."""
+    """lockd from a copy of the checkout, as its unit runs it, except for the places of its files."""
 
     def __init__(self, directory: Path) -> None:
         self.library, self._log = directory / "library", directory / "log"
@@ -100,30 +102,30 @@ class Service(Lockd):
         assert (done.returncode == 0) == succeeds, f"{what}: {done.stderr}\n{self.said()}"
 
     def show(self, name: str) -> str:
-        """A property of the service."""
+        """Return a property of the service."""
         return self._control("show", "lockd", "-p", name, "--value").stdout.strip()
 
     @property
     def pid(self) -> int:
-        """Of the sampler; 0 if there is none."""
+        """The process id of the sampler; 0 if there is none."""
         return int(self.show("MainPID"))
 
     @property
     def systemd_pid(self) -> int:
-        """Of systemd, which has the descriptors that it keeps."""
+        """The process id of systemd, which has the descriptors that it keeps."""
         return self._manager.pid
 
     @property
     def kept(self) -> int:
-        """Descriptors that systemd keeps."""
+        """The number of descriptors that systemd keeps."""
         return int(self.show("NFileDescriptorStore"))
 
     def said(self) -> str:
-        """What it has logged since it was first started."""
+        """Return what lockd has logged since it was first started."""
         return self._log.read_text() if self._log.exists() else ""
 
     def until_it_serves(self, after: int) -> None:
-        """Another sampler than that with this process id has told that it is ready."""
+        """Wait until a sampler other than the one with the process id `after` has told that it is ready."""
         deadline = time.monotonic() + SECONDS
         while self.show("ActiveState") != "active" or self.pid in (0, after):
             assert time.monotonic() < deadline, f"not active again:\n{self.said()}"

@@ -23,7 +23,7 @@ class Procfs:
         cgroup: bytes = b"0::/\n",
         is_kernel: bool = False,
     ) -> Path:
-        """A process, or another one of the same id."""
+        """Add a process, or replace the one with this id by another."""
         directory = self.root / str(tgid)
         directory.mkdir(exist_ok=True)
         (directory / "comm").write_bytes(comm + b"\n")

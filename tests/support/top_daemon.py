@@ -57,7 +57,7 @@ def lock(address: str = "0x1000", **changes: Any) -> dict[str, Any]:
 
 
 class Daemon:
-    """An HTTP server on a free port; `threads`, `locks`, `bottlenecks` give what it says at its n-th look."""
+    """An HTTP server on a free port. `threads`, `locks`, `bottlenecks` give its answers to the n-th look."""
 
     def __init__(self) -> None:
         self.threads: Callable[[int], list[dict[str, Any]]] = lambda n: []
@@ -100,14 +100,14 @@ class Daemon:
 
 @contextlib.contextmanager
 def serving() -> Iterator[Daemon]:
-    """One that has ended afterwards."""
+    """Yield a server that is closed at the end of the context."""
     daemon = Daemon()
     yield daemon
     daemon.close()
 
 
 def top(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """As in a pipe that no terminal is about; `environment` may say how wide one is."""
+    """Run `lockd top` in a pipe, without a terminal. `environment` may say how wide a terminal is."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     return subprocess.run(
         [PYTHON, "-m", "lockd", "top", "--interval=100ms", *args],
@@ -121,7 +121,7 @@ def top(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def tables(text: str) -> dict[str, list[dict[str, str]]]:
-    """The rows of each table in the output, by the titles of the columns."""
+    """Return the rows of each table in the output, by the titles of the columns."""
     found: dict[str, list[dict[str, str]]] = {}
     for block in re.split(r"^(?=locks$|threads$|holders$|bottlenecks$)", text, flags=re.MULTILINE)[1:]:
         title, header, *lines = [line.rstrip() for line in block.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""A real `lockd trace`, which shows its progress on a terminal: so it is known when it has begun."""
+"""A real `lockd trace` on a terminal: the progress that it shows there tells when it has begun."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Trace:
         self._has_begun.set()
 
     def stop(self, number: int = signal.SIGINT) -> str:
-        """As by Ctrl-C; what it has written."""
+        """Stop the trace, by default as Ctrl-C does, and return what it wrote to standard output."""
         self.process.send_signal(number)
         return self.result()
 
     def result(self) -> str:
-        """What it has written when it ends by itself."""
+        """Wait until the trace has ended, and return what it wrote to standard output."""
         try:
             code = self.process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
@@ -66,13 +66,13 @@ class Trace:
 
     @property
     def said(self) -> str:
-        """On standard error, without the progress."""
+        """What the trace wrote to standard error, without the progress."""
         lines = self._shown.replace("\r\n", "\n").split("\n")
         return "\n".join(line.rpartition("\x1b[K")[2] for line in lines)
 
     @property
     def lost(self) -> dict[str, int]:
-        """What it reports as lost, by map and reason."""
+        """The numbers of events that the trace reports as lost, by map and reason."""
         found = re.search(r"[\d,]+ events, lost: (.*)", self.said)
         assert found, self.said
         if found[1] == "none":
@@ -84,7 +84,7 @@ class Trace:
 
 @contextlib.contextmanager
 def one_shot(*arguments: object) -> Iterator[Trace]:
-    """A trace that is over at the end, also if the test fails."""
+    """Yield a trace that has ended at the end of the context, also if the test fails."""
     trace = Trace(*arguments)
     try:
         yield trace
@@ -95,12 +95,15 @@ def one_shot(*arguments: object) -> Iterator[Trace]:
 
 
 def samples_of(text: str) -> list[dict[str, Any]]:
-    """Of --format json: an object on each line."""
+    """Return the samples in the output of --format json, which has an object on each line."""
     return [json.loads(line) for line in text.splitlines()]
 
 
 def folded(text: str) -> Counter[tuple[str, ...]]:
-    """Of --format folded. By the rule of who draws flame graphs, a stack is what is before the last blank."""
+    """Return the stacks in the output of --format folded, with their values.
+
+    By the rule of the programs that draw flame graphs, a stack is what is before the last blank of a line.
+    """
     stacks: Counter[tuple[str, ...]] = Counter()
     for line in text.splitlines():
         stack, _, value = line.rpartition(" ")

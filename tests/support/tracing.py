@@ -1,6 +1,6 @@
-"""`lockd trace` as a script starts it, without a terminal: exit code, and each of its outputs.
+"""Runs `lockd trace` as a script does, without a terminal, and returns its exit code and each of its outputs.
 
-For tests of how a trace begins and ends; trace_process.py is for those of what it finds.
+This is for tests of how a trace begins and ends. trace_process.py is for tests of what a trace finds.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import pytest
 from tests.support.lockd_process import CANNOT, CHECKOUT, ROOT, is_lack
 
 ATTACHED_SECONDS = 300.0
-"""An emulated machine compiles for minutes."""
+"""The time that a trace may take to attach: an emulated machine compiles for minutes."""
 END_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a trace came to."""
+    """The result of a trace."""
 
     code: int
     out: str
@@ -34,17 +34,17 @@ class Done:
 
     @property
     def events(self) -> int:
-        """That it reports to have counted."""
+        """The number of events that the trace reports."""
         return int(self._reported(r"([\d,]+) events").replace(",", ""))
 
     @property
     def seconds(self) -> float:
-        """That it reports to have taken, to a tenth."""
+        """The duration that the trace reports, to a tenth of a second."""
         return float(self._reported(r"([\d.]+) s, [\d,]+ events"))
 
     @property
     def lost(self) -> str:
-        """What it reports to have lost; `none` if nothing."""
+        """What the trace reports to have lost; `none` if nothing."""
         return self._reported(r"lost: (.*)$")
 
     def _reported(self, pattern: str) -> str:
@@ -54,9 +54,9 @@ class Done:
 
 
 class Trace:
-    """A context, at whose start the trace is attached to all that it is about.
+    """A running trace, as a context: at the start of the context, everything is attached.
 
-    Skips the test if this kernel lacks something for it. `how` is for Popen.
+    Skips the test if this kernel lacks something for the trace. `how` has arguments of Popen.
     """
 
     def __init__(self, *words: object, **how: Any) -> None:
@@ -85,7 +85,7 @@ class Trace:
 
     @property
     def is_tracing(self) -> bool:
-        """Whether it is attached: from then on it has a use for SIGTERM."""
+        """Whether everything is attached: from then on, the trace catches SIGTERM."""
         try:
             status = Path(f"/proc/{self.process.pid}/status").read_text()
         except FileNotFoundError:
@@ -94,18 +94,18 @@ class Trace:
         return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
     def stop(self, number: int = signal.SIGINT) -> Done:
-        """Have it print what it has."""
+        """End the trace by a signal, by default as Ctrl-C does, and return its result."""
         os.kill(self.process.pid, number)
         return self.finish()
 
     def finish(self) -> Done:
-        """Wait for its end."""
+        """Wait for the end of the trace, and return its result."""
         out, err = self.process.communicate(timeout=END_SECONDS)
         return Done(self.process.returncode, out or "", err or "")
 
 
 def trace(*words: object, **how: Any) -> Done:
-    """A trace that ends by itself, or at once."""
+    """Run a trace that ends by itself, or at once, and return its result."""
     command = [*CHECKOUT, "trace", *map(str, words)]
     default = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": END_SECONDS}
     done = subprocess.run(command, check=False, **{**default, **how})

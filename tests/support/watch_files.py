@@ -1,4 +1,4 @@
-"""What watches lockd, read: the Grafana dashboards, the Prometheus rules and the scrape configuration."""
+"""Reads what watches lockd: the Grafana dashboards, the Prometheus rules and the scrape configuration."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MIXIN = PROMETHEUS / "mixin.libsonnet"
 
 TARGET_LABELS = {"cluster", "job", "instance"}
 ALL_FUTEX_ROWS = ("All futex waits, idle ones included", "Every futex call (mode calls)")
-"""Those that show idle workers too."""
+"""The titles of the rows whose panels show idle workers too."""
 MODE_CALLS = "Only in mode calls"
-"""What a metric's HELP text says, and the description of a panel that shows it."""
+"""What the HELP text of a metric of mode calls says, and the description of a panel that shows it."""
 METRIC = r"(?:[a-z_]+:)?lockd_[a-z0-9_]+(?::[a-z0-9_]+)?"
-"""One of the exporter, or of a recording rule: level:metric:operations."""
+"""The name of a metric, or of the series of a recording rule: level:metric:operations."""
 NAME = re.compile(rf"(?<![\w:]){METRIC}")
 SELECTOR = re.compile(rf"(?<![\w:])({METRIC})(?:\{{([^{{}}]*)\}})?")
 MATCHER = re.compile(r'\s*([a-zA-Z_]\w*)\s*(=~|!~|!=|=)\s*"([^"]*)"\s*(?:,|$)')
@@ -45,7 +45,7 @@ def rules(path):
 
 
 BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in GRAFANA.glob("lockd-*.json")}
-"""By uid, which is the name of the file too."""
+"""The dashboards by uid, which is the name of the file too."""
 ALERTS = rules(RULES)
 RECORDINGS = rules(RECORDING)
 RECORDED = {rule["record"]: rule for rule in RECORDINGS + rules(OBJECTIVES)}
@@ -54,7 +54,7 @@ RECORDED_TESTS = yaml.safe_load(RECORDING_TESTS.read_text(encoding="utf-8"))["te
 
 
 def panels_by_row():
-    """(uid of the dashboard, title of the row, panel) for each panel that is not a row."""
+    """Yield (uid of the dashboard, title of the row, panel) for each panel that is not a row."""
     for uid, board in BOARDS.items():
         row = None
         for panel in board["panels"]:
@@ -71,12 +71,12 @@ VARIABLES = [(uid, variable) for uid, board in BOARDS.items() for variable in bo
 
 
 def panel_queries():
-    """(uid of the dashboard, title of the row, panel, target)."""
+    """Return (uid of the dashboard, title of the row, panel, target) for each query of a panel."""
     return [(uid, row, panel, target) for uid, row, panel in PANELS for target in panel["targets"]]
 
 
 def expressions():
-    """(where, PromQL) of every query in the files; label_values() of a variable counts as its selector."""
+    """Return (where, PromQL) of every query in the files. A label_values() counts as its selector."""
     found = [(f"panel {uid} {p['title']!r} {t['refId']}", t["expr"]) for uid, _, p, t in panel_queries()]
     found += [(f"alert {r['alert']}", r["expr"]) for r in ALERTS]
     found += [(f"rule {name}", r["expr"]) for name, r in RECORDED.items()]
@@ -148,7 +148,10 @@ def is_microseconds(name):
 
 
 def labels_of(name):
-    """Those of the exporter's metric, or those that a recording rule leaves, targets' labels among them."""
+    """Return the labels of a metric of the exporter, or the labels that a recording rule leaves.
+
+    The latter may include labels of targets.
+    """
     if name in RECORDED:
         rule = RECORDED[name]
         kept = aggregations(rule["expr"])
@@ -201,7 +204,7 @@ def result_labels(expr):
 
 
 def columns():
-    """(panel, field, title) of each column that a table names."""
+    """Yield (panel, field, title) of each column that a table names."""
     for _, _, panel in PANELS:
         for transformation in panel.get("transformations", []):
             if transformation["id"] == "organize":

@@ -1,4 +1,4 @@
-"""A workload program: started, let go, and the truth that it tells (see tests/workloads/README.md)."""
+"""Starts a workload program, lets it work, and reads the truth that it tells (tests/workloads/README.md)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WITHOUT_DEBUG_FILES = (
     "/usr/bin/unshare", "--mount", "sh", "-ec",
     'test ! -d /usr/lib/debug || mount -t tmpfs none /usr/lib/debug; exec "$@"', "sh",
 )  # fmt: skip
-"""What runs a program where no debug files are installed, as on most hosts: libc6-dbg is one of those."""
+"""Words before a command that hide installed debug files, such as libc6-dbg's: most hosts have none."""
 
 
 class Workload:
     """One run of a workload under a process name of its own.
 
-    Its stdin is a socket: reading it is a wait of its own kind, which no workload's truth is about.
+    The program's stdin is a socket: its wait for it is of a kind that no workload's truth is about.
     """
 
     def __init__(self, name: str, *arguments: object, comm: str) -> None:
@@ -47,21 +47,21 @@ class Workload:
         self.pid = int(line.split()[1])
 
     def hurry(self) -> None:
-        """Have it run before other processes, which else would add to the times that it takes."""
+        """Have the program run before other processes, which would add to the times that it measures."""
         for thread in os.listdir(f"/proc/{self.pid}/task"):
             os.setpriority(os.PRIO_PROCESS, int(thread), -20)
 
     def run(self) -> dict[str, Any]:
-        """Let it do its work; the truth."""
+        """Let the program do its work, and return the truth."""
         self.go()
         return self.truth()
 
     def go(self) -> None:
-        """Let it begin its work."""
+        """Let the program begin its work."""
         self._stdin.send(b"g")
 
     def truth(self) -> dict[str, Any]:
-        """Wait for the end of its work."""
+        """Wait for the end of the program's work, and return the truth."""
         line = self._line()
         if self.process.poll() == MISSING:
             pytest.skip(f"host: this kernel lacks what the workload {self.comm} needs")
@@ -69,12 +69,12 @@ class Workload:
         return truth
 
     def finish(self) -> None:
-        """Let it end, and see that it was content."""
+        """Let the program end, and check that it exits with 0."""
         self._stdin.close()
         assert self.process.wait(30) == 0
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill the program, whatever it does."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(30)
         self._stdin.close()
@@ -90,6 +90,6 @@ class Workload:
 Start = Callable[..., Workload]
 """The fixture `workload`: starts a program of tests/workloads, given its name and arguments."""
 OURS = f"*.{os.getpid():x}.*"
-"""The names of all processes that this run of the tests starts as workloads."""
+"""The pattern of the names of all processes that this run of the tests starts as workloads."""
 NUMBERS = itertools.count()
-"""Make these names differ."""
+"""The numbers that make these names differ."""
