@@ -1,1 +1,1 @@
-"""Emulated machines for the tests: userland, kernels, and the words with a program inside."""
+"""Emulated machines for the tests: userland, kernels, and the exchange with an agent inside."""

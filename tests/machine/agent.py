@@ -1,6 +1,6 @@
-"""Runs in a machine: does what the test asks for, by lines of JSON over a virtio port.
+"""The agent in a machine, which does what the test asks for by lines of JSON over a virtio port.
 
-An answer is any number of lines with `more` of a program's output, then one line with `code` and `out`.
+An answer is any number of lines with `more` (output of a program), then one line with `code` and `out`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PORTS = Path("/sys/class/virtio-ports")
 
 
 class Port:
-    """The line to the host."""
+    """The virtio port to the host."""
 
     def __init__(self) -> None:
         (place,) = (port for port in PORTS.iterdir() if (port / "name").read_text().strip() == NAME)
@@ -57,7 +57,10 @@ def run(port: Port, argv: list[str], cwd: str, env: dict[str, str]) -> None:
 
 
 def output(process: subprocess.Popen[bytes]) -> bytes:
-    """Some of it; nothing once the program has ended, even if one that it left behind holds it open."""
+    """Return some of a program's output; nothing once it has ended.
+
+    Another process that it left behind may still hold its output open.
+    """
     assert process.stdout
     while not select.select([process.stdout], [], [], 0.5)[0]:
         if process.poll() is not None:

@@ -16,13 +16,16 @@ PACKAGES = (
     "systemd-sysv", "udev", "bpftool", "kmod", "make", "procps",
     "python3-pytest", "python3-pytest-timeout", "python3-hypothesis",
 )  # fmt: skip
-"""Besides what lockd needs."""
+"""The packages besides those that lockd needs."""
 USELESS = tuple(f"/usr/share/{part}/*" for part in ("doc", "locale", "man"))
 IMAGE_SIZE = "3G"
 
 
 def base() -> Path:
-    """A directory with the file tree `root` and the same as file system `image`; nobody may write there."""
+    """Return a directory with the userland as a file tree `root` and as a file system `image`.
+
+    Nobody may write there.
+    """
     listed = subprocess.check_output(["make", "-s", "-C", ROOT, "packages"], text=True)
     packages = [*PACKAGES, *(word.partition("|")[0] for word in listed.split())]
     recipe = hashlib.sha256(repr((SUITE, packages, USELESS, IMAGE_SIZE)).encode()).hexdigest()[:16]
@@ -46,8 +49,8 @@ def base() -> Path:
 
 
 def make_image(root: Path, image: Path, size: str) -> None:
-    """The files under `root` as an ext4 file system of that size."""
-    # Checksums and a journal would only cost time: it is written once, and kept by nobody.
+    """Write the files under `root` to `image`, as an ext4 file system of that size."""
+    # Checksums and a journal would only cost time: what a machine writes into the image is kept by nobody.
     features = "^metadata_csum,^has_journal"
     subprocess.run(
         ["mke2fs", "-qF", "-t", "ext4", "-O", features, "-d", root, image, size],
@@ -57,7 +60,7 @@ def make_image(root: Path, image: Path, size: str) -> None:
 
 
 def _make_root(root: Path, packages: list[str]) -> None:
-    # What all machines want to find there.
+    # Directories that all machines expect in the root.
     places = 'mkdir -p "$1/work" "$1/usr/lib/lockd-tests"'
     command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(packages)}"]
     command += [f"--dpkgopt=path-exclude={path}" for path in USELESS]

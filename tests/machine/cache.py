@@ -1,4 +1,4 @@
-"""Where machines' parts are kept between runs, and the package sources they come from."""
+"""The cache that keeps the parts of machines between runs, and the package sources they come from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NoSource(Exception):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Alone with what the lock file `path` stands for."""
+    """Hold the lock file `path` for the context, to be alone with what it stands for."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -26,7 +26,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def sources(suite: str) -> str:
-    """Lines of sources.list for `suite`, from the mirrors this host itself uses. Raises NoSource."""
+    """Return lines of sources.list for `suite`, from the mirrors this host itself uses. Raises NoSource."""
     shape = "$(REPO_URI) $(ORIGIN) $(RELEASE)"
     listed = subprocess.check_output(
         ["apt-get", "indextargets", "--format", shape, "Created-By: Packages"], text=True
@@ -40,6 +40,6 @@ def sources(suite: str) -> str:
 
 
 def proxies() -> list[str]:
-    """How apt reaches the network here, as options."""
+    """Return the proxies through which apt reaches the network here, as options of apt."""
     dump = subprocess.check_output(["apt-config", "dump"], text=True).splitlines()
     return [line for line in dump if line.startswith("Acquire::") and "::Proxy " in line]

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "crc32c_generic", "ext4")
-"""With what they depend on. What is no module in a kernel is built in, or it does not boot and says so."""
+"""The modules that a machine loads, together with those that they depend on. What a kernel does not have as a
+module is built in, or else the kernel does not boot and says so."""
 SUFFIXES = (".ko", ".ko.xz", ".ko.zst")
 
 
@@ -30,7 +31,7 @@ def build(modules: Path, initrd: Path) -> None:
 
 
 def _in_order(directory: Path) -> dict[str, bytes]:
-    """Modules by name, each after those it depends on."""
+    """Return the contents of the modules by name, each after those it depends on."""
     files = {
         path.name.partition(".")[0].replace("-", "_"): path
         for path in (directory / "kernel").rglob("*.ko*")
@@ -42,7 +43,7 @@ def _in_order(directory: Path) -> dict[str, bytes]:
         if name in ordered or name not in files:
             return
         content = _read(files[name])
-        # What modprobe would look up in depmod's tables, which packages do not have.
+        # modprobe would look this up in depmod's tables, which packages do not have.
         for depended in re.findall(rb"\0depends=([^\0]+)", content):
             for one in depended.decode().split(","):
                 add(one.replace("-", "_"))
@@ -63,7 +64,7 @@ def _read(path: Path) -> bytes:
 
 
 def _entry(name: str, mode: int, content: bytes = b"", device: tuple[int, int] = (0, 0)) -> bytes:
-    """One file in the format newc of cpio."""
+    """Return one file in the format newc of cpio."""
     path = name.encode() + b"\0"
     numbers = (0, mode, 0, 0, 1, 0, len(content), 0, 0, *device, len(path), 0)
     head = b"070701" + b"".join(b"%08x" % number for number in numbers) + path

@@ -13,12 +13,13 @@ from pathlib import Path
 from tests.machine.cache import CACHE, locked, sources
 
 NEWEST = "newest"
-"""In place of a series: whichever a suite has, so that the day it gets another nothing breaks but by that."""
+"""In place of a series: the newest one that a suite has. On the day the suite gets another series, tests can
+fail because of that kernel, but not because the old name is gone."""
 FRESH_SECONDS = 24 * 3600.0
-"""How long the package found newest counts as the newest."""
+"""The time for which the package that was found newest counts as the newest."""
 
 PARTS = re.compile(r"linux-(image|binary|modules|headers|kbuild)-")
-"""What of a package's dependencies is the kernel itself or serves to build modules for it."""
+"""Those dependencies of a package that are parts of the kernel or serve to build modules for it."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Unpacked:
 
 
 def unpacked(series: str, suite: str) -> Unpacked:
-    """The newest of that series, downloaded if the cache has not got it.
+    """Return the newest kernel of that series, downloaded if the cache has not got it.
 
-    Without the network the newest one in the cache. Raises subprocess.CalledProcessError.
+    Without the network it is the newest one in the cache. Raises subprocess.CalledProcessError.
     """
     place = CACHE / "kernels" / series
     with locked(place / "lock"):
@@ -78,7 +79,7 @@ def _found(root: Path) -> Unpacked:
 
 
 class _Apt:
-    """Packages of one suite, whatever the suite of this host, which stays as it is."""
+    """apt for the packages of one suite, whatever the suite of this host. The host itself stays as it is."""
 
     def __init__(self, directory: Path, suite: str) -> None:
         self._directory = directory
@@ -91,12 +92,12 @@ class _Apt:
             f"-oDir::State::Lists={directory}/lists", f"-oDir::Cache={directory}/cache",
             "-oDir::State::Status=/dev/null", "-oAcquire::Languages=none", "-oAcquire::Retries=3",
             "-oAPT::Sandbox::User=root", "-oAPT::Update::Error-Mode=any",
-            "-oAcquire::Check-Valid-Until=false",  # a mirror that stands still is signed all the same
+            "-oAcquire::Check-Valid-Until=false",  # an outdated mirror is signed all the same
         ]  # fmt: skip
         self._call("apt-get", "-qq", "update")
 
     def newest(self, series: str) -> tuple[str, str]:
-        """Name and version of the newest image for all PCs: neither for clouds only nor real-time."""
+        """Return name and version of the newest image for all PCs, neither for clouds only nor real-time."""
         release = r"[0-9]+\.[0-9]+" if series == NEWEST else re.escape(series)
         named = rf"^linux-image-{release}\.[^-]*(-[^-]*)?-amd64$"
         found = []
@@ -115,7 +116,7 @@ class _Apt:
         return newest[1], newest[0]
 
     def unpack(self, names: list[str], root: Path) -> None:
-        """These packages and the parts they depend on, one system's files at `root`."""
+        """Unpack these packages and the parts that they depend on into `root`, as one system's files."""
         wanted: list[str] = []
         while names:
             name = names.pop()

@@ -1,4 +1,4 @@
-"""A machine that QEMU emulates, without KVM, and the words with the agent in it."""
+"""A machine that QEMU emulates, without KVM, and the exchange with the agent in it."""
 
 from __future__ import annotations
 
@@ -21,38 +21,39 @@ BOOT_SECONDS = 300.0
 CONSOLE_LINES = 120
 OOPS = re.compile(r"\bBUG: |\bOops\b|general protection fault|Kernel panic|invalid opcode")
 PRINT_SECONDS = 3.0
-"""For the kernel to print some stacks on its console."""
+"""The time that the kernel gets to print some stacks on its console."""
 NUDGE_SECONDS = 5.0
-"""Of silence."""
+"""The length of a silence of the machine after which QEMU is nudged."""
 SLACK_SECONDS = 60.0
-"""An emulated machine is slow: how much longer than asked for an answer may take."""
+"""How much longer than asked for an answer may take, since an emulated machine is slow."""
 
 
 PROCESSORS = (
-    # One thread for all: with one each, QEMU races with a kernel that patches its own code, as for a
-    # kprobe, and the kernel dies of an instruction that was never there.
-    # Without cmpxchg16b, with which kernels take memory: once in some ten minutes one died right after it,
-    # of flags that QEMU 7.2 had wrong.
-    # Without erms, for which kernels copy and clear memory by single bytes, each of them an instruction.
+    # One thread emulates all processors: with one each, QEMU races with a kernel that patches its own code,
+    # as for a kprobe, and the kernel dies of an instruction that was never there.
+    # cmpxchg16b, with which kernels allocate memory, is off: once in some ten minutes a kernel died right
+    # after it, of flags that QEMU 7.2 had wrong.
+    # erms is off: with it, kernels copy and clear memory by single bytes, each of which is an instruction.
     "-smp", "2", "-cpu", "max,la57=off,cx16=off,erms=off", "-accel", "tcg,thread=single",
 )  # fmt: skip
 
 CLOCK = "shift=0,sleep={}"
-"""A nanosecond passes with each instruction, however slow this host is at the moment: the times that a test
-compares do not depend on who else uses the host.
+"""The clock of a machine. A nanosecond passes with each instruction, however slow this host is at the moment:
+the times that a test compares do not depend on who else uses the host.
 
-Where all processors of the machine wait, its time passes as the host's does (on), or at once to what they
-wait for (off). With `on`, where the host is busy, QEMU is late, and times in the machine are off by some
+While all processors of the machine wait, its time passes as the host's does (`sleep` is `on`), or leaps to
+what they wait for (`off`). With `on`, QEMU is late on a busy host, and times in the machine are off by some
 milliseconds. With `off`, what comes from outside, as from a disk, takes long by the clock of the machine."""
 
 ONE_PROCESSOR = "maxcpus=1"
-"""Until it has booted: with counted instructions, kernels before 6.5 would wait for another for ever."""
+"""The machine has one processor until it has booted: with counted instructions, kernels before 6.5 would wait
+for another one for ever."""
 QUICK = "mitigations=off tsc=reliable rcupdate.rcu_expedited=1"
-"""Detaching a hundred probes takes a second, not six."""
+"""Options by which a kernel detaches a hundred probes in one second, not six."""
 
 
 class VmLost(Exception):
-    """The machine gave no answer in time: nothing is said about lockd."""
+    """The machine gave no answer in time, which says nothing about lockd."""
 
 
 class KernelPanic(Exception):
@@ -61,7 +62,7 @@ class KernelPanic(Exception):
 
 @dataclass(frozen=True)
 class Done:
-    """What a command in the machine came to; code -1: it could not be run."""
+    """The result of a command in the machine. Code -1: it could not be run."""
 
     code: int
     out: str
@@ -69,7 +70,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a machine is started with. `init` as the kernel understands it; by default that of init.c."""
+    """The kernel of a machine. `init` is its option init=; by default, the init program is init.c."""
 
     image: Path
     initrd: Path
@@ -79,8 +80,8 @@ class Kernel:
 class Machine:
     """A running machine.
 
-    `disks`: the first is its root, the second, if any, comes to be at /work. Nothing is written into them.
-    `sleep` as of CLOCK.
+    The first of `disks` is its root; the second, if any, is mounted at /work. Nothing is written into them.
+    CLOCK explains `sleep`.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Machine:
         append = f"rw {ONE_PROCESSOR} {QUICK} console=ttyS0 quiet clocksource=tsc panic=-1"
         self._qemu = subprocess.Popen(
             [
-                "setpriv", "--pdeathsig", "KILL",  # it must not outlive whoever wanted it
+                "setpriv", "--pdeathsig", "KILL",  # QEMU must not outlive the test run
                 "qemu-system-x86_64", *PROCESSORS, "-icount", CLOCK.format(sleep), "-m", memory,
                 "-nodefaults", "-display", "none", "-no-reboot",
                 "-kernel", kernel.image, "-initrd", kernel.initrd,
@@ -117,13 +118,13 @@ class Machine:
 
     @property
     def seconds(self) -> float:
-        """Since its start, by this host's clock, but for those in which it waited for one of its processors.
+        """The seconds since the machine's start, less those in which QEMU waited for a processor of the host.
 
-        All limits are by them: what a busy host leaves to it is no fault of the machine's.
+        All time limits count these seconds: a busy host is no fault of the machine.
         """
         waited = [0]
         for file in Path(f"/proc/{self._qemu.pid}/task").glob("*/schedstat"):
-            with contextlib.suppress(OSError):  # that thread has ended
+            with contextlib.suppress(OSError):  # the thread has ended
                 waited.append(int(file.read_text().split()[1]))
         return time.monotonic() - self._began - max(waited) / 1e9
 
@@ -145,13 +146,13 @@ class Machine:
         return self._ask(more or _ignore, seconds, silence, do="run", **request)
 
     def shell(self, text: str, seconds: float = 60) -> str:
-        """What a shell command that must succeed prints."""
+        """Run a shell command that must succeed, and return what it prints."""
         done = self.run("sh", "-c", text, seconds=seconds)
         assert done.code == 0, f"{text}: exit code {done.code}: {done.out}"
         return done.out.strip()
 
     def get(self, url: str, seconds: float = 60) -> Done:
-        """What an HTTP server in the machine answers; code -1 if nothing."""
+        """Return the answer of an HTTP server in the machine; code -1 if there is none."""
         return self._ask(_ignore, seconds, None, do="get", url=url, seconds=seconds)
 
     def put(self, path: str, content: bytes, mode: int = 0o600) -> None:
@@ -215,18 +216,19 @@ class Machine:
         return line
 
     def _nudge(self) -> None:
-        """Have QEMU's main loop go round once: it may wait for ever for a timer of processors that all wait.
+        """Have QEMU's main loop go round once, by a line to its monitor.
 
-        With counted instructions it sometimes misses that they do; what its main loop gets wakes them.
+        With counted instructions, QEMU sometimes misses that all processors wait. Then it may wait for ever
+        for a timer of theirs. Any input to its main loop wakes them.
         """
-        with contextlib.suppress(OSError):  # it has ended: the port will say so
+        with contextlib.suppress(OSError):  # QEMU has ended: the port will say so
             self._monitor.sendall(b"\n")
             self._monitor.recv(1 << 16, socket.MSG_DONTWAIT)
 
     def _lost(self, why: str) -> Exception:
         at_work = self._busy_share()
         self._print_blocked_tasks()
-        self.end()  # whoever asks next hears at once
+        self.end()  # the next request fails at once
         console = self.console().splitlines()
         died = next((i for i, line in enumerate(console) if OOPS.search(line)), None)
         if died is not None:
@@ -242,7 +244,7 @@ class Machine:
                 time.sleep(PRINT_SECONDS)
 
     def _busy_share(self) -> float:
-        """How much of a second QEMU runs: whether the machine's processors do something or all wait."""
+        """Return the share of a second that QEMU runs: it is small if all processors of the machine wait."""
         before = self._ticks()
         time.sleep(1)
         return max(self._ticks() - before, 0) / os.sysconf("SC_CLK_TCK")
@@ -260,7 +262,7 @@ def _ignore(_text: str) -> None:
 
 @contextlib.contextmanager
 def booted(kernel: Kernel, disks: list[Path], memory: str = "1500", sleep: str = "on") -> Iterator[Machine]:
-    """A machine that has booted; `sleep` as of CLOCK."""
+    """Yield a machine that has booted. CLOCK explains `sleep`."""
     with tempfile.TemporaryDirectory(prefix="lockd-machine-", dir="/var/tmp") as name:
         machine = Machine(Path(name), kernel, disks, memory, sleep)
         try:

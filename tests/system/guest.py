@@ -16,11 +16,11 @@ from tests.machine.qemu import Kernel, Machine
 from tests.machine.qemu import booted as machine_booted
 
 KERNEL = ("6.1", "bookworm-security")
-"""Series and suite: what the release has itself."""
+"""Series and suite of the kernel: it is the release's own."""
 SLOW_UNITS = ("e2scrub_reap.service", "getty-static.service", "getty@tty1.service", "apt-daily.timer")
-"""They only compete with lockd for the emulated processors while it starts."""
+"""Units that would only compete with lockd for the emulated processors while it starts."""
 ACTS = ("unit/process/acts.py", "unit/process/test_confinement.py", "kernel/refusing.py")
-"""Tests that are run in there, of lockd as it is installed."""
+"""Tests that are run in the machine, on lockd as it is installed."""
 AGENT_UNIT = r"""[Unit]
 BindsTo=dev-virtio\x2dports-lockd\x2dtest.device
 After=dev-virtio\x2dports-lockd\x2dtest.device
@@ -33,7 +33,7 @@ WantedBy=multi-user.target
 
 @contextlib.contextmanager
 def booted() -> Iterator[Machine]:
-    """A machine that has booted."""
+    """Yield a machine that has booted."""
     kernel = unpacked(*KERNEL)
     with tempfile.TemporaryDirectory(prefix="lockd-guest-", dir="/var/tmp") as name:
         image, first = Path(name, "image"), Path(name, "initrd")
@@ -44,8 +44,8 @@ def booted() -> Iterator[Machine]:
 
 
 def build_image(root: Path, image: Path) -> None:
-    """The userland of all machines with lockd, a workload and the agent, as a file system."""
-    # Hard links: nothing below writes into a file of the base. Else a copy.
+    """Write the userland of all machines, with lockd, a workload and the agent, as a file system."""
+    # Hard links do, since nothing below writes into a file of the base. Where they cannot be made, copy.
     userland = base() / "root"
     if subprocess.run(["cp", "-al", userland, root], stderr=subprocess.DEVNULL, check=False).returncode:
         shutil.rmtree(root, ignore_errors=True)
@@ -65,10 +65,10 @@ def build_image(root: Path, image: Path) -> None:
         subprocess.run(["gcc", "-O2", "-pthread", "-static", "-o", tests / name, *sources], check=True)
     units = root / "etc/systemd/system"
     (units / "lockd-agent.service").write_text(AGENT_UNIT)
-    # The compiler takes its time when every instruction is emulated.
+    # Compiling takes long when every instruction is emulated.
     (units / "lockd.service.d").mkdir()
     (units / "lockd.service.d/slow.conf").write_text("[Service]\nTimeoutStartSec=300\n")
-    # With an id it is not the first boot, whose presets would enable every unit.
+    # With a machine id, this is not the first boot, at which presets would enable every unit.
     (root / "etc/machine-id").unlink(missing_ok=True)
     (root / "etc/machine-id").write_text("0123456789abcdef0123456789abcdef\n")
     systemctl = ["systemctl", f"--root={root}", "--quiet"]

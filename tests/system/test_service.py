@@ -1,6 +1,6 @@
 """lockd as a service of a real systemd: from boot to stop, in the order of a machine's life.
 
-One machine for all tests. A failure of type VmLost says that the machine stopped answering, and nothing
+All tests share one machine. A failure of type VmLost says that the machine stopped answering, and nothing
 about lockd.
 """
 
@@ -25,17 +25,18 @@ pytestmark = pytest.mark.timeout(1800)
 
 URL = "http://127.0.0.1:9776"
 START_SECONDS = 240
-"""A start compiles for half a minute there, and longer beside a busy neighbour."""
+"""The time that a start may take in the machine. It compiles for half a minute there, and longer beside a
+busy neighbour."""
 ANY_TIME = 0x200000
 """X509_V_FLAG_NO_CHECK_TIME of OpenSSL: the guest's clock is not the host's."""
 CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
 
 USERS = {"sampler": "root", "namer": "lockd-namer", "exporter": "lockd"}
 MOST_EXPOSED = "39"
-"""Tenths of what systemd calls exposure, of 10."""
+"""The largest exposure allowed, on systemd's scale from 0 to 10, in tenths."""
 NOT_UNDER_SYSTEMD = ("calls_of_another_kind", "the_journal", "without_the_library", "kernel_takes_no_filter")
-"""Tests of the confinement: the unit's own sandbox refuses what the first two do before lockd's can; the
-others are not about what a process may do."""
+"""Tests of the confinement that are left out: the unit's own sandbox refuses what the first two do before
+lockd's can, and the others are not about what a process may do."""
 ACTS_UNIT = f"""[Service]
 Type=oneshot
 Restart=no
@@ -49,10 +50,10 @@ WorkingDirectory=/usr/lib/lockd-tests
 ReadWritePaths=/var/tmp
 Environment=TMPDIR=/var/tmp PYTHONDONTWRITEBYTECODE=1
 """
-"""What is in place of lockd in its unit."""
+"""Settings for a copy of lockd's unit, with the tests of the confinement in place of lockd."""
 
 MOST_MB = 95.0
-"""Of all processes together; 76 with Python 3.11."""
+"""The most memory that all processes of lockd may have together. It is 76 with Python 3.11."""
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def until(
 
 
 def show(guest: Machine, name: str) -> str:
-    """A property of the service."""
+    """Return a property of the service."""
     return guest.shell(f"systemctl show lockd -p {name} --value")
 
 
@@ -84,7 +85,7 @@ def is_active(guest: Machine) -> bool:
 
 
 def processes(guest: Machine) -> dict[str, int]:
-    """Process id of the sampler, the namer and the exporter (those that live)."""
+    """Return the process ids of the sampler, the namer and the exporter, if they live."""
     script = (
         "for p in $(cat /sys/fs/cgroup/system.slice/lockd.service/cgroup.procs); do"
         ' echo "$p $(tr "\\0" " " <"/proc/$p/cmdline")"; done'
@@ -98,7 +99,7 @@ def processes(guest: Machine) -> dict[str, int]:
 
 
 def programs(guest: Machine) -> list[str]:
-    """BPF programs that trace; systemd itself has some of other types."""
+    """Return the names of the BPF programs that trace. systemd itself has some of other types."""
     loaded = json.loads(guest.shell("bpftool prog show -j"))
     return sorted(one["name"] for one in loaded if "trace" in one["type"] or one["type"] == "kprobe")
 
@@ -110,7 +111,7 @@ def journal(guest: Machine, *arguments: str) -> list[dict[str, str]]:
 
 
 def samples(guest: Machine, **labels: str) -> dict[str, float]:
-    """Sum of each metric over its series that have these labels."""
+    """Return the sum of each metric over its series that have these labels."""
     answer = guest.get(f"{URL}/metrics")
     assert answer.code == 0, answer.out
     sums: dict[str, float] = {}
@@ -130,13 +131,13 @@ def test_it_is_active_after_boot(guest: Machine) -> None:
 
 
 def confined(guest: Machine) -> set[str]:
-    """The processes that have said so."""
+    """Return the processes that have said that they are confined."""
     told = [entry for entry in journal(guest, "-b") if entry["MESSAGE"] == "confined from now on"]
     return {entry["LOCKD_PROCESS"] for entry in told}
 
 
 def test_journal_has_fields_of_all_processes(guest: Machine) -> None:
-    # The namer may be the last to come so far; nothing is asked of it before.
+    # The namer may be the last process to be confined, as nothing has needed it so far.
     until(guest, lambda: confined(guest) == {"exporter", "namer"}, "both are confined", 60)
     own = [entry for entry in journal(guest, "-b") if entry["_PID"] != "1"]
     assert {entry["SYSLOG_IDENTIFIER"] for entry in own} == {"lockd"}
@@ -165,7 +166,7 @@ def test_no_process_keeps_what_loading_needed(guest: Machine) -> None:
         assert status["NoNewPrivs"] == "1"
         assert set(status["Uid"].split()) == {guest.shell(f"id -u {USERS[name]}")}
         filters[name] = int(status["Seccomp_filters"])
-    # The unit's own, which all have, and one more of what reads what others wrote.
+    # All processes have the unit's own filters. Those that read what others wrote have one more.
     assert filters["namer"] == filters["exporter"] == filters["sampler"] + 1 > 1
 
 
@@ -180,7 +181,7 @@ def test_a_workload_in_the_guest_is_measured(guest: Machine) -> None:
     of_lock = samples(guest, kind="lock", **labels)
     assert of_lock["lockd_futex_blocked_seconds_count"] == truth["blocked"] == 20
     assert "lockd_futex_waits_total" not in of_lock, "which only mode calls counts"
-    # By construction no wait is shorter than a hold; the program's own clock runs round the whole call.
+    # By construction no wait is shorter than a hold; the program's own clock covers the whole call.
     least = 20 * hold_us / 1e6
     assert least <= of_lock["lockd_futex_blocked_seconds_sum"] <= truth["blocked_us"] / 1e6
     assert seen["lockd_offcpu_blocked_seconds_count"] >= 20
@@ -193,14 +194,15 @@ def test_a_workload_in_the_guest_is_measured(guest: Machine) -> None:
 
 
 def handed_over_locks(guest: Machine) -> list[dict[str, object]]:
-    """What is known of the workload's mutex."""
+    """Return what lockd knows of the workload's mutex."""
     answer = guest.get(f"{URL}/api/v1/locks?comm=handed_over&kind=lock")
     rows = json.loads(answer.out)["locks"] if answer.code == 0 else []
     return [row for row in rows if row["program"] == "futex"]
 
 
 def test_it_is_small(guest: Machine) -> None:
-    """Nothing else here runs Python, which would share memory; the namer has read its files by now."""
+    """The processes of lockd together are small, though only the agent shares Python's memory with them. The
+    namer has read its files by now."""
     shares = {}
     for name, pid in processes(guest).items():
         lines = guest.shell(f"cat /proc/{pid}/smaps_rollup")
@@ -215,7 +217,7 @@ def test_it_is_as_closed_as_it_says(guest: Machine) -> None:
 
 @pytest.mark.thorough("takes the emulated machine more than a minute; without systemd it is in tests/unit")
 def test_in_its_sandbox_no_process_does_what_it_may_not(guest: Machine) -> None:
-    """The tests of the confinement, started by systemd in place of lockd."""
+    """The tests of the confinement pass where systemd starts them in place of lockd."""
     directory = "/run/systemd/system"
     unit = f"{directory}/lockd-acts.service"
     guest.shell(f"mkdir -p {unit}.d && cp /usr/lib/systemd/system/lockd.service {unit}")
@@ -242,7 +244,7 @@ def test_another_exporter_comes_and_counts_go_on(guest: Machine) -> None:
 
 
 def handed_over(guest: Machine, waits: int) -> float:
-    """Let a workload wait so often; the waits that are counted of all its runs."""
+    """Let a workload wait `waits` times. Return the number of waits counted in all its runs."""
     guest.shell(f"printf g | LOCKD_COMM=handed_over /usr/lib/lockd-tests/mutex_handover {waits} 2000")
     until(guest, lambda: guest.get(f"{URL}/-/settled").code == 0, "all that has happened counted", 60)
     return samples(guest, comm="handed_over", kind="lock").get("lockd_futex_blocked_seconds_count", 0)
@@ -282,7 +284,8 @@ def test_reload_takes_what_is_right_and_fails_for_what_is_wrong(guest: Machine) 
 
 
 def test_a_sampler_that_hangs_is_started_again(guest: Machine) -> None:
-    """And goes on where it was: tests/kernel/test_service_restarts.py tells the rest."""
+    """The new sampler goes on where the old one was, with its programs and counts. The rest is in
+    tests/kernel/test_service_restarts.py."""
     attached = programs(guest)
     waits = samples(guest, comm="handed_over")["lockd_futex_blocked_seconds_count"]
     pid = int(show(guest, "MainPID"))
@@ -325,7 +328,7 @@ def test_ready_means_that_the_port_answers(guest: Machine) -> None:
     guest.shell("systemctl start --no-block lockd")
     stages: list[str] = []
     deadline = guest.seconds + START_SECONDS
-    while True:  # as often as the guest can say
+    while True:  # as often as the guest can tell
         told = guest.shell("systemctl show lockd -p ActiveState,StatusText")
         now = dict(line.split("=", 1) for line in told.splitlines())
         stages.append(now["StatusText"])
@@ -339,8 +342,8 @@ def test_ready_means_that_the_port_answers(guest: Machine) -> None:
 
 
 def test_only_the_first_start_compiled(guest: Machine) -> None:
-    """The boot was the first; in a directory that systemd made for root alone. After the watchdog nothing was
-    loaded."""
+    """The first start, at boot, kept the programs in a directory that systemd made for root alone. The start
+    after the watchdog loaded nothing."""
     words = [entry["MESSAGE"] for entry in journal(guest, "-b") if entry["_PID"] != "1"]
     starts = [line for line in words if "compiled" in line]
     assert starts[0].startswith("loader: compiled the BPF programs in")
@@ -351,7 +354,7 @@ def test_only_the_first_start_compiled(guest: Machine) -> None:
 
 
 def test_the_key_for_tls_is_read_by_its_user_alone(guest: Machine, tmp_path: Path) -> None:
-    """Which the message says, when it cannot."""
+    """A start fails if the user lockd cannot read the key, and the message says so and what to do."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",

@@ -2,8 +2,9 @@
 
 Usage: tests/vm/run KERNEL COMMAND [ARGUMENT...]   e.g. tests/vm/run 6.12 /usr/bin/python3 -m lockd doctor
 
-Prints what the command prints, as it comes; its exit code. VM_SECONDS (3600) is how long it may take. With
-VM_COMPILED=1 the BPF programs that tests need are compiled outside before; inside, clang takes minutes.
+Prints what the command prints, as it comes, and ends with its exit code. VM_SECONDS (3600) is how long it may
+take. With VM_COMPILED=1, the BPF programs that tests need are compiled outside before; inside, clang takes
+minutes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The BPF programs that a machine's tests need, compiled outside: inside, clang takes a minute for each.
+"""Compiles the BPF programs that a machine's tests need outside of it: inside, clang takes a minute for each.
 
 Usage, after `python3 -m tests.vm.compiled`:
-       list [ASKED]              in the machine: prints the sources it will ask for, as JSON
-       compile DIRECTORY <JSON   on its userland: compiles them into files of lockd's cache
+       list [ASKED]              in the machine: prints the sources that its tests will ask for, as JSON
+       compile DIRECTORY <JSON   on the machine's userland: compiles them into files of lockd's cache
 
-Nothing depends on the list being complete. What is not in it, lockd compiles itself.
+The list need not be complete: lockd itself compiles what is not in it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.machine.qemu import Machine
 
 CACHE = "/var/cache/lockd"
-"""Of lockd in the machine."""
+"""The cache of lockd in the machine."""
 PYTHON = "/usr/bin/python3"
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 SMALL = {"maps": {"entries": 64, "threads": 64, "stacks": 64}}
@@ -40,10 +40,10 @@ ASKED: Asked = (
     (("kernel_locks",), {}, ("auto", "fentry"), {}),
     (("futex", "kernel_locks"), CALLS | ALL, ("kprobe",), {}),
 )
-"""Programs, modes of programs, mechanisms and further sections of the configuration: of daemons that tests
-start."""
+"""The daemons that tests start: programs, modes of programs, mechanisms and further sections of the
+configuration."""
 FUNCTION = f"{SYSTEM_CALL}getpgid"
-"""Which one it is makes no difference to what is compiled, but it must be there."""
+"""A function to trace. It must exist; which one it is makes no difference to what is compiled."""
 TRACES = (
     *(
         ("klock", "--mode", "all", "--mechanism", mechanism, "--format", form)
@@ -56,18 +56,19 @@ TRACES = (
     ),
     ("stacksnoop", FUNCTION, "-p", "1"),
 )
-"""Command lines of one-shot tools as tests start them; their modules have settings_of()."""
+"""Command lines of one-shot tools as tests start them. The modules of these tools have settings_of()."""
 STACKCOUNTS = tuple(words for words in TRACES if words[0] == "stackcount" and "-K" not in words)
 BY_DEFAULT: Asked = ((PROGRAMS, {}, ("auto",), {}), (("kernel_locks",), ALL, ("auto",), {}))
 SETS = {"all": (ASKED, TRACES), "gate": (BY_DEFAULT, STACKCOUNTS)}
-"""What all tests ask for, and those of `make test` alone."""
+"""What all tests ask for, and what the tests of `make test` ask for: daemons and command lines."""
 CPUS = "/sys/devices/system/cpu/possible"
 WITH_CPUS = f'mount --bind "$1" {CPUS}; shift; exec "$@"'
-"""Per-CPU maps are described with the number of processors."""
+"""The script that runs a command with the machine's list of processors: per-CPU maps are described with the
+number of processors."""
 
 
 def listed(asked_for: Asked | str = "all") -> dict[str, str]:
-    """Sources by the names of their files in the cache: of some daemons, or one of SETS."""
+    """Return sources by the names of their files in the cache, for these daemons or for one of SETS."""
     from lockd.cli import _parser
     from lockd.config.reader import read_text
     from lockd.config.schema import Config
@@ -119,7 +120,7 @@ def compile_into(directory: Path) -> None:
 
 
 def give(machine: Machine, userland: Path, asked_for: Asked | str = "all") -> int:
-    """Compile what `machine` will need on its own userland, and put it there; how many that are."""
+    """Compile what `machine` will need on its own userland, and put it there. Return the number of files."""
     from tests.debian import inside
 
     words = ("list", json.dumps(asked_for))

@@ -11,7 +11,7 @@ from tests.needs import absence
 
 
 def why_no_emulator() -> str:
-    """Why there can be no machines here; empty if there can."""
+    """Return why there can be no machines on this host; empty if there can."""
     if platform.machine() != "x86_64":
         return "host: the machines are of x86_64"
     if os.geteuid():
@@ -20,6 +20,6 @@ def why_no_emulator() -> str:
 
 
 def need_emulator() -> None:
-    """Skip where there can be no machines."""
+    """Skip the test if there can be no machines on this host."""
     if reason := why_no_emulator():
         pytest.skip(reason)

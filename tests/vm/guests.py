@@ -17,17 +17,17 @@ from tests.vm.kernels import Kernel
 from tests.vm.module_build import build_module
 
 PARTS = ("lockd", "tests", "config", "pyproject.toml")
-"""What tests/kernel needs of a checkout. By name, since there may be no .git to tell."""
+"""What tests/kernel needs of a checkout, listed by name, since there may be no .git to tell."""
 NOT_PARTS = shutil.ignore_patterns("__pycache__", ".*")
 ORIGINALS = ("stackcount", "offcputime", "offwaketime")
 """Tools of bcc that tests compare lockd's with: scripts of the package bpfcc-tools."""
 KLOCKSTAT = Path("/usr/sbin/klockstat-bpfcc")
-"""Of bcc's tools, to be run in the machines; their Python has bcc."""
+"""The tool of bcc that is run in the machines, as their Python has bcc."""
 WORK = "/work"
 
 
 def prepare(kernels: Sequence[Kernel]) -> None:
-    """Have in the cache what takes the network or a compiler: userland, kernels, and the test module."""
+    """Put into the cache what takes the network or a compiler: userland, kernels, and the test module."""
     base()
     modules = ROOT / "tests/vm/module/build"
     modules.mkdir(exist_ok=True)
@@ -39,7 +39,7 @@ def prepare(kernels: Sequence[Kernel]) -> None:
 
 @contextlib.contextmanager
 def checkout() -> Iterator[Path]:
-    """A disk with the checkout as it is now and the programs built that its tests run."""
+    """Yield a disk with the checkout as it is now, and the built programs that its tests run."""
     with tempfile.TemporaryDirectory(prefix="lockd-checkout-", dir="/var/tmp") as name:
         root, disk = Path(name) / "root", Path(name) / "disk"
         make_checkout(root)
@@ -64,12 +64,12 @@ def make_checkout(root: Path) -> None:
         subprocess.run(["make", "-s", "-C", workloads, "LDFLAGS=-static"], check=True)
         static = ["make", "-s", "-B", "LDFLAGS=-static", "build/holders_c"]
         subprocess.run([*static, "-C", root / "tests/programs"], check=True)
-    # Compiling is slow in there. Of use if the host has the same Python.
+    # Compiling Python is slow in a machine. The compiled files are of use if the host has the same Python.
     subprocess.run(["/usr/bin/python3", "-m", "compileall", "-q", root], check=True)
 
 
 def _newer_libc() -> bool:
-    """Whether programs built here may not run in a machine."""
+    """Whether the host has a newer C library than a machine, in which its programs may then not run."""
     here = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()[-1]
     query = ["dpkg-query", f"--admindir={base() / 'root/var/lib/dpkg'}", "-W", "-f=${Version}", "libc6"]
     there = subprocess.check_output(query, text=True).partition("-")[0]
@@ -78,9 +78,9 @@ def _newer_libc() -> bool:
 
 @contextlib.contextmanager
 def booted(tested: Kernel, disk: Path, sleep: str = "off") -> Iterator[qemu.Machine]:
-    """A machine that has booted this kernel; `disk` is what checkout() gave, `sleep` as of qemu.CLOCK.
+    """Yield a machine that has booted this kernel. `disk` is from checkout(); qemu.CLOCK explains `sleep`.
 
-    It has read its disks once: what a test starts is in its memory.
+    The machine has read its disks once, so that what a test starts is in its memory.
     """
     found = unpacked(tested.series, tested.suite)
     with tempfile.NamedTemporaryFile(prefix="lockd-initrd-", dir="/var/tmp") as file:
@@ -97,9 +97,9 @@ def booted(tested: Kernel, disk: Path, sleep: str = "off") -> Iterator[qemu.Mach
 
 @contextlib.contextmanager
 def _without_hung_tasks(machine: qemu.Machine) -> Iterator[None]:
-    """The kernel does not complain of tasks that wait for a disk.
+    """Keep the kernel from complaining of tasks that wait for a disk.
 
-    While they do, the machine is idle and its clock leaps: what took the host a moment was minutes there.
+    While they do, the machine is idle and its clock leaps: a moment of the host is minutes in the machine.
     """
     limit = "/proc/sys/kernel/hung_task_timeout_secs"
     usual = machine.shell(f"if [ -e {limit} ]; then cat {limit}; echo 0 >{limit}; fi").strip()

@@ -1,4 +1,4 @@
-"""What came of the kernel tier in a machine: its report, the kernel's log and what doctor says."""
+"""Runs the kernel tier in a machine, and collects its report, the kernel's log and what doctor says."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.vm import compiled, guests
 from tests.vm.kernels import MODE_CALLS, Kernel, left_out
 
 SECONDS = 2400.0
-"""That the tier may take, by the host's clock."""
+"""The time that the tier may take, by the host's clock."""
 SILENCE = 400.0
-"""That a single test may take, by the same clock. The machine's own may leap (tests/machine/qemu.py)."""
+"""The time that a test may take, by the host's clock: the machine's may leap (tests/machine/qemu.py)."""
 REPORT = "/tmp/report.xml"
 PYTHON = "/usr/bin/python3"
 ENVIRONMENT = {
@@ -40,12 +40,12 @@ class Case:
     """Why it was skipped or failed."""
     properties: dict[str, str] = field(default_factory=dict)
     tries: tuple[int, ...] = ()
-    """That it used, where it may try again (tests/tries.py)."""
+    """The numbers of tries that the test used, if it may try again (tests/tries.py)."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The tier on one kernel."""
+    """The results of the tier on one kernel."""
 
     series: str
     release: str
@@ -57,19 +57,19 @@ class Run:
     doctor: str
     doctor_code: int
     death: str
-    """What a machine says of a kernel that dies, as this one was made to in the end."""
+    """The error of the machine when its kernel was made to die in the end."""
     seconds: float
     lost: Path | None = None
-    """What a machine before this one printed, which was lost; None if the first one came to its end."""
+    """The output of a lost machine before this one; None if the first machine came to its end."""
 
 
 def run(kernel: Kernel, disk: Path, log: Path, gate: bool) -> Run:
     """Boot `kernel` and run the tier in it; what it prints goes to `log` as it comes.
 
-    With `gate`, without the tests that are marked as thorough.
+    With `gate`, the tests that are marked as thorough are left out.
 
-    A machine that is lost says nothing of lockd and everything of the emulator: there is one more, which
-    counts as another try. Raises VmLost, KernelPanic.
+    A lost machine is about the emulator and says nothing about lockd. After one, another machine is started,
+    which counts as another try. Raises VmLost, KernelPanic.
     """
     try:
         return _run(kernel, disk, log, gate)
@@ -116,7 +116,7 @@ def _run(kernel: Kernel, disk: Path, log: Path, gate: bool) -> Run:
 
 
 def _killed(machine: Machine) -> str:
-    """What is said of the machine when its kernel dies, of which it ends."""
+    """Make the kernel die, which ends the machine, and return the error that is raised then."""
     try:
         machine.run("sh", "-c", "echo c >/proc/sysrq-trigger")
     except (KernelPanic, VmLost) as error:
@@ -125,7 +125,7 @@ def _killed(machine: Machine) -> str:
 
 
 def cases_of(report: str) -> list[Case]:
-    """The tests of a report in JUnit's format."""
+    """Return the tests of a report in JUnit's format."""
     cases = []
     for case in ET.fromstring(report).iter("testcase"):
         outcome, words = "passed", ""

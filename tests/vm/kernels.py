@@ -1,4 +1,4 @@
-"""The kernels lockd is tested on: the one list that continuous integration, README and skips come from."""
+"""The kernels on which lockd is tested: the one list for continuous integration, README and skips."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.machine.kernel import NEWEST
 
 @dataclass(frozen=True)
 class Kernel:
-    """A release series, or NEWEST, and the suite of Debian whose newest package of it is tested."""
+    """A kernel to test: the newest package of a series, or of NEWEST, in a suite of Debian."""
 
     series: str
     suite: str
     only_thorough: str = ""
-    """Why `make test` leaves it to `make test-all`; empty if it does not."""
+    """Why `make test` leaves the kernel to `make test-all`; empty if it does not."""
 
 
 BETWEEN = "what the oldest and the newest kernel have in common seldom differs between them"
@@ -26,7 +26,7 @@ KERNELS = (
     Kernel(NEWEST, "sid"),
 )
 LONGEST_FIRST = (KERNELS[2], KERNELS[3], KERNELS[0], KERNELS[1])
-"""As their tests take time, most of it that of the kernel test module."""
+"""The kernels by how long their tests take, most of which is for the tests of the kernel test module."""
 
 LEFT_OUT = {
     "test_adoption.py::test_nothing_is_lost_and_no_counter_falls": "starts under load take minutes there",
@@ -122,7 +122,7 @@ LEFT_OUT = {
     "test_windows.py": "about the sampler's maps, the same on any kernel; one that preempts itself leaves "
     "programs out in this storm, which the daemon counts and this test's collector does not",
 }
-"""Tests of tests/kernel that are not run in these machines, and why."""
+"""Tests of tests/kernel that are not run in machines, and why."""
 
 ONLY_ON = {
     "test_trace_klock_module.py": (
@@ -168,23 +168,23 @@ ONLY_THOROUGH = {
     "test_trace_kernel_functions.py::test_offsets_and_addresses_are_those_of_kallsyms": A_START,
     "test_trace_kernel_functions.py::test_events": A_START,
 }
-"""Tests that are not run in these machines by `make test`, though on the host they may be, and why."""
+"""Tests that `make test` does not run in machines, though it may run them on the host, and why."""
 
 
 MODE_CALLS = ("calls", "tracepoint")
-"""Parameters of tests of mode calls, which `make test` leaves out in these machines as well: the mode takes
-one more daemon, and its hooks slow everything down there."""
+"""Parameters of the tests of mode calls, which `make test` leaves out in machines as well: the mode takes one
+more daemon, and its hooks slow everything down there."""
 
 
 def left_out(series: str, gate: bool) -> list[str]:
-    """The tests of tests/kernel that are not run on a kernel, by `make test` if `gate`."""
+    """Return the tests of tests/kernel that are not run on a kernel; if `gate`, not by `make test`."""
     elsewhere = [test for test, (only, _) in ONLY_ON.items() if series not in only.split()]
     return [*LEFT_OUT, *elsewhere, *(ONLY_THOROUGH if gate else ())]
 
 
 @dataclass(frozen=True)
 class Skip:
-    """A skip that may be: of tests and with a reason that match, on kernels of these series."""
+    """An allowed skip: of tests and with a reason that match these patterns, on kernels of these series."""
 
     series: str
     test: str
@@ -212,14 +212,14 @@ COMPLAINTS = re.compile(
     r"\bBUG\b|\bWARNING\b|\bOops\b|Call Trace|cut here|general protection|blocked for more than"
     r"|possible (circular|recursive) locking|inconsistent lock state|detected stall|soft lockup|refcount_t"
 )
-"""What a kernel that is not well says in its log."""
+"""Words in the log of a kernel that is not well."""
 WAITS_FOR_DISK = re.compile(r"^.* blocked in I/O wait for more than (?:.*\n)*?.*</TASK>$", re.MULTILINE)
-"""What a kernel since 7.0 says that waits for the emulator's disk. While all threads do, its clock goes on to
-the next timer at once, whatever time the host's disk takes."""
+"""What a kernel since 7.0 says of a task that waits for the emulator's disk. While all threads wait, the
+machine's clock leaps to the next timer, whatever time the host's disk takes."""
 
 
 def kernel_of(series: str) -> Kernel:
-    """The kernel of that series. Raises ValueError."""
+    """Return the kernel of that series. Raises ValueError."""
     for kernel in KERNELS:
         if kernel.series == series:
             return kernel

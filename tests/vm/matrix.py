@@ -2,8 +2,8 @@
 
 Usage: python3 -m tests.vm.matrix [RESULTS]
 
-Writes it into the README from tests/vm/results.json; from RESULTS, as a run leaves it in
-tests/vm/build/results.json, both.
+Writes the matrix into the README from tests/vm/results.json. With RESULTS, which a run leaves in
+tests/vm/build/results.json, it replaces tests/vm/results.json by that file before.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ README = HERE.parents[1] / "README.md"
 BEGIN, END = "<!-- matrix: made by tests/vm/matrix.py -->\n", "<!-- end of matrix -->\n"
 MECHANISMS = ("tracepoint", "fentry", "kprobe")
 PARTS = ("futex calls", "offcpu switches", "kernel_locks waits", "kernel_locks holds")
-"""Programs and what they measure, as doctor and tests call it."""
+"""The programs and what they measure, as doctor and the tests call it."""
 
 Results = dict[str, dict[str, Any]]
-"""By series: `release`, and by part which mechanisms are `tested` and which one is `chosen`."""
+"""Results by series: `release`, and by part, which mechanisms are `tested` and which one is `chosen`."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class HookRow:
 
 
 def hooks_of(doctor: str) -> list[HookRow]:
-    """The table that doctor printed."""
+    """Return the rows of the table that doctor printed."""
     _, _, table = doctor.partition("PROGRAM")
     rows = []
     for line in table.splitlines()[1:]:
@@ -57,9 +57,9 @@ def hooks_of(doctor: str) -> list[HookRow]:
 
 
 def of_run(run: Run) -> dict[str, Any]:
-    """What a run has shown: a mechanism counts if tests of it passed and none failed.
+    """Return what a run has shown: a mechanism counts as tested if tests of it passed and none failed.
 
-    Tests tell by properties which parts they are about: its name, and the mechanism or `auto`.
+    A test tells by properties which parts it is about: the name of the part, and the mechanism or `auto`.
     """
     found: dict[str, Any] = {"release": run.release}
     for part in PARTS:
@@ -75,7 +75,7 @@ def of_run(run: Run) -> dict[str, Any]:
 
 
 def without_releases(results: Results) -> Results:
-    """What does not change with every update of a kernel."""
+    """Return the results without the releases, which change with every update of a kernel."""
     return {
         series: {name: value for name, value in found.items() if name != "release"}
         for series, found in results.items()
@@ -83,13 +83,13 @@ def without_releases(results: Results) -> Results:
 
 
 def results() -> Results:
-    """As last seen."""
+    """Return the results as last seen."""
     read: Results = json.loads(RESULTS.read_text())
     return read
 
 
 def table(shown: Results) -> str:
-    """In Markdown."""
+    """Return the matrix in Markdown."""
     titles = [re.sub(r"(\w+)", r"`\1`", part, count=1) for part in PARTS]
     lines = ["| kernel | " + " | ".join(titles) + " |", "|---|" + "---|" * len(PARTS)]
     for series, found in shown.items():
@@ -105,7 +105,7 @@ def table(shown: Results) -> str:
 
 
 def put_into(readme: str, shown: Results) -> str:
-    """The README with this matrix."""
+    """Return the README with the matrix of these results."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{table(shown)}{END}{after}"

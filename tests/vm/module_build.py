@@ -15,7 +15,7 @@ from tests.machine.kernel import Unpacked
 SOURCES = Path(__file__).with_name("module")
 NAME = "lockd_test.ko"
 TOOLS = ("gcc", "make", "libelf1")
-"""What building a module takes besides the headers packages."""
+"""The packages that building a module takes, besides the kernel's headers packages."""
 
 BUILD = """
 mount -t overlay -o "ro,lowerdir=$1/usr:$2/usr" kernel "$2/usr"
@@ -23,15 +23,16 @@ mount --bind "$3" "$2/mnt"
 mount --bind /proc "$2/proc"
 exec chroot "$2" make -s -C "/usr/src/linux-headers-$4" M=/mnt CC=gcc CONFIG_DEBUG_INFO_BTF_MODULES= modules
 """
-"""In mounts of its own: the kernel's /usr over that of the release with the tools."""
+"""The script that builds the module, in a mount namespace of its own: the kernel's /usr is laid over that of
+the release with the tools."""
 
 
 def build_module(kernel: Unpacked, suite: str) -> Path:
-    """lockd_test.ko for `kernel`, which is of `suite`; kept in the cache until sources or kernel change.
+    """Return lockd_test.ko for a kernel of `suite`. It is in the cache until sources or kernel change.
 
     The release's own gcc, make and libraries build it: the programs among a kernel's headers run on no older
-    C library, and another compiler may know other options. Skips where there is no mirror of Debian; raises
-    RuntimeError with the compiler's words.
+    C library, and another compiler may know other options. Skips the test where there is no mirror of Debian.
+    Raises RuntimeError with the compiler's words.
     """
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for source in _sources():

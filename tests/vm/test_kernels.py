@@ -1,7 +1,7 @@
-"""The kernel tier on real kernels, in emulated machines: kernels.py has which, and what is left out.
+"""The kernel tier on real kernels, in emulated machines. kernels.py lists the kernels and what is left out.
 
-A machine that stopped answering is an error of type VmLost, and says nothing about lockd; one whose kernel
-died is of type KernelPanic. What is printed in the machines is in tests/vm/build, as it comes.
+A machine that stopped answering is an error of type VmLost, which says nothing about lockd. A machine whose
+kernel died is an error of type KernelPanic. The output of the machines goes to tests/vm/build as it comes.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ EACH = [
     )
     for kernel in KERNELS
 ]
-"""Every kernel, with what leaves it out of `make test`."""
+"""Every kernel as a parameter, with the mark that leaves it out of `make test` if that is to be."""
 
 
 @pytest.fixture(scope="session")
 def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Run]]]:
-    """The tier on every kernel that is asked for, as many at a time as there are processors: a machine
-    takes one."""
+    """Run the tier on every kernel that is asked for, as many at a time as there are processors: a machine
+    takes one. Yield the runs by series."""
     need_emulator()
     gate = bool(request.config.getoption("gate"))
     kernels = [kernel for kernel in LONGEST_FIRST if not (gate and kernel.only_thorough)]
@@ -117,7 +117,7 @@ def test_doctor_says_why_not(run: Run) -> None:
 
 @pytest.mark.thorough("it is of all kernels")
 def test_the_matrix_in_the_readme_is_true(runs: dict[str, Future[Run]]) -> None:
-    """What `tests/vm/matrix.py` made it of; that says how to make it anew."""
+    """The results are those of which tests/vm/matrix.py made the matrix. It says how to make it anew."""
     seen = {kernel.series: matrix.of_run(runs[kernel.series].result()) for kernel in KERNELS}
     (BUILD / matrix.RESULTS.name).write_text(json.dumps(seen, indent=2) + "\n")
     assert matrix.without_releases(seen) == matrix.without_releases(matrix.results())
