@@ -192,7 +192,7 @@ GROUPS = {
     "lockd_unit_": ("Units", False),
     "lockd_": ("lockd itself", False),
 }
-"""Title of each group, and whether its metrics have the base labels.
+"""The title of each group of metrics, and whether they have the base labels, by the prefix of their names.
 
 A metric belongs to the first prefix that fits.
 """

@@ -13,7 +13,7 @@ from grafana.service import service_board
 
 
 def dashboards() -> dict[str, str]:
-    """The text of each file, by its name."""
+    """Return the texts of the dashboards' files, by the names of the files."""
     encoder = JSONEncoder(indent=2, ensure_ascii=False)
     boards = (fleet_board(), service_board(), host_board(), lock_board())
     return {f"{board.uid}.json": encoder.encode(board) + "\n" for board in boards}

@@ -55,7 +55,10 @@ HOST_COUNT = _all("cluster_job:lockd_start_time_seconds:count")
 
 
 def _outliers(metric: str, operation: str) -> dict[str, str]:
-    """The hosts with most and the median host, by legend: recorded, to cost the same for any fleet."""
+    """Return queries for the hosts with most and for the median host, by legend.
+
+    They read recorded series, so that they cost the same for any fleet.
+    """
     return {
         "{{instance}}": top(total("instance", _all(f"cluster_job_instance:{metric}:topk_{operation}"))),
         "median": _all(f"cluster_job:{metric}:quantile_{operation}"),

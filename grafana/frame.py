@@ -1,4 +1,4 @@
-"""What is around the panels of every dashboard: variables, links, annotations, rows."""
+"""The parts around the panels of every dashboard: variables, links, annotations, rows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TITLES = {
     "lockd-host": "lockd: host",
     "lockd-lock": "lockd: lock",
 }
-"""Of all dashboards, by uid."""
+"""The titles of all dashboards, by uid."""
 KEPT = "${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}&${__url_time_range}"
 """What every link carries besides the variables that it sets."""
 
-# Every lockd has one series of it, so queries of variables stay cheap on a large fleet.
+# Every lockd has one series of this metric, so queries of variables stay cheap on a large fleet.
 HOSTS_OF = "lockd_start_time_seconds"
 
 ANY = ".*"
-"""Also no value at all, and shorter than the names of a thousand hosts."""
+"""A pattern for All. It matches also no value at all, and is shorter than the names of a thousand hosts."""
 
 Variable = Builder[d.VariableModel]
 
@@ -49,7 +49,7 @@ def choice(
     has_all: bool = True,
     all_value: str = "",
 ) -> Variable:
-    """A variable whose values a query finds. All is one of these values, or else what `all_value` matches."""
+    """Return a variable whose values a query finds. All is any of them, or else what `all_value` matches."""
     variable = (
         dashboard.QueryVariable(name)
         .label(label)
@@ -100,20 +100,23 @@ def hosts(*, is_multiple: bool = True) -> Variable:
 
 
 def link(uid: str, title: str, **variables: str) -> d.DashboardLink:
-    """From a cell of a table to another dashboard. `variables` are of the row, or of this dashboard."""
+    """Return a link from a cell of a table to another dashboard.
+
+    The values of `variables` come from the row of the cell, or from this dashboard.
+    """
     given = "".join(f"&var-{name}={value}" for name, value in variables.items())
     return dashboard.DashboardLink(title).url(f"/d/{uid}?{KEPT}{given}").build()
 
 
 def cell(label: str) -> str:
-    """The value of this label in the row that was clicked on."""
+    """Return what Grafana replaces by the value of this label in the row that was clicked on."""
     return f"${{__data.fields.{label}:percentencode}}"
 
 
 def board(
     uid: str, description: str, variables: Sequence[Variable], rows: Sequence[Row], *, where: str
 ) -> d.Dashboard:
-    """The dashboard; `where` are the matchers of its annotations."""
+    """Return the dashboard. `where` has the label matchers of its annotations."""
     made = (
         dashboard.Dashboard(TITLES[uid])
         .uid(uid)
@@ -143,7 +146,7 @@ def board(
     for number, row in enumerate(rows, start=1):
         heading = dashboard.Row(row.title).id(100 * number).collapsed(row.is_collapsed)
         panels = [panel.id(100 * number + place) for place, panel in enumerate(row.panels, start=1)]
-        # Grafana has the panels of a row that is open beside it, and those of one that is not inside.
+        # Grafana has the panels of an open row beside it, and the panels of a collapsed row inside of it.
         for panel in panels if row.is_collapsed else ():
             heading.with_panel(panel)
         made.with_row(heading)

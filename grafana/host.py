@@ -43,7 +43,7 @@ from grafana.promql import (
 )
 
 SERIES = "lockd_offcpu_runqueue_seconds_count"
-"""Every process that runs has one of these."""
+"""A metric of which every process that runs has a series."""
 MODE_CALLS = "Only in mode calls (programs.futex.mode). "
 MODE_ALL = "Only in mode all (programs.kernel_locks.mode). "
 
@@ -98,7 +98,7 @@ def host_board() -> d.Dashboard:
 
 
 def _here(metric: str, *matchers: str) -> str:
-    """The series of the processes that were chosen."""
+    """Return a selector of the series of the processes that were chosen."""
     return select(metric, HOST, PROCESSES, *matchers)
 
 
@@ -617,7 +617,7 @@ def _futex_calls() -> Row:
 
 
 def _own(metric: str) -> str:
-    """Series about lockd itself, which have no unit and no process."""
+    """Return a selector of series about lockd itself, which have no unit and no process."""
     return select(metric, HOST)
 
 

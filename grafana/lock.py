@@ -92,12 +92,12 @@ MAXIMUM = _its("lockd_futex_lock_max_blocked_us", CONTENTION, MINUTE)
 
 
 def _either(by: str, user: str, kernel: str) -> str:
-    """The rate of whichever the lock has: it is one of a program, or one of the kernel."""
+    """Return the rate of the metric that the lock has: it is a lock of a program, or one of the kernel."""
     return f"({total(by, rate(user))} or {total(by, rate(kernel))})"
 
 
 def _held(by: str) -> str:
-    """The time for which the lock's holders made threads wait, over the time range of the dashboard."""
+    """Return the rate at which the lock's holders made threads wait, over the dashboard's time range."""
     return f"({total(by, range_rate(HELD))} or {total(by, range_rate(KERNEL_HELD))})"
 
 

@@ -18,7 +18,7 @@ from grafana_foundation_sdk.models import prometheus as p
 
 Panel: TypeAlias = stat.Panel | timeseries.Panel | table.Panel | heatmap.Panel
 Limits: TypeAlias = Mapping[str, float]
-"""By colour, the value from which on it is shown."""
+"""The value from which on a colour is shown, by colour."""
 
 Item = TypeVar("Item")
 
@@ -34,13 +34,13 @@ BYTES = "bytes"
 LEVEL = "none"
 TIMES = "suffix: times"
 UNITS = (SECONDS, MICROSECONDS, PER_SECOND, SECONDS_PER_SECOND, SHARE, COUNT, BYTES, LEVEL, TIMES)
-"""Of panels and columns. A unit of µs goes with metrics whose names end in _us, and with no others."""
+"""The units of panels and columns. The unit µs is for metrics whose names end in _us, and for no others."""
 
 UNASKED = ("Time", "__name__", "cluster", "job", "instance")
 """Columns that Grafana adds to a table by itself, or that every series has."""
 
 WAIT_LIMITS = {"orange": 1e6, "red": 1e7}
-"""Of the alerts on long waits, in microseconds."""
+"""The limits of the alerts on long waits, in microseconds."""
 
 KINDS = " Only kinds lock and pi are counted: a worker parked on a condition variable is idle, not contended."
 PER_THREAD = (
@@ -80,7 +80,7 @@ def number(
     limits: Limits | None = None,
     width: int = 4,
 ) -> stat.Panel:
-    """One number, with the graph of how it came about behind it."""
+    """Return a panel with one number, and behind it the graph of its values over time."""
     calm = "green" if limits else "blue"
     return (
         stat.Panel()
@@ -113,7 +113,7 @@ def graph(
     maximum: float | None = None,
     reference: str = "",
 ) -> timeseries.Panel:
-    """Lines over time: `queries` by legend. Lines whose legend ends with
+    """Return a panel with lines over time: `queries` by legend. Lines whose legend ends with
     `reference` are what the others are compared with."""
     panel = (
         timeseries.Panel()
@@ -168,7 +168,7 @@ def graph(
 
 
 def waits(title: str, description: str, queries: Mapping[str, str]) -> timeseries.Panel:
-    """The longest waits over time, with the limits of the alerts."""
+    """Return a graph of the longest waits, with the limits of the alerts."""
     return graph(
         title,
         description + LIMITS_SHOWN,
@@ -190,10 +190,10 @@ def listing(
     links: Mapping[str, d.DashboardLink] | None = None,
     states: Mapping[int, tuple[str, str]] | None = None,
 ) -> table.Panel:
-    """A table with the largest of the first value on top.
+    """Return a table that is sorted by the first column of values, the largest on top.
 
     `names` has the title of each label's column, `links` where a click on a label leads. `states` has a text
-    and a colour in place of each number, in the first column of values.
+    and a colour in place of each number in the first column of values.
     """
     fields = [f"Value #{ref}" for ref, _ in _numbered(values)] if len(values) > 1 else ["Value"]
     titles = {**names, **dict(zip(fields, (value.title for value in values), strict=True))}
@@ -248,7 +248,7 @@ def listing(
 def durations(
     title: str, description: str, expr: str, *, what: str = "waits", width: int = 12, repeat: str = ""
 ) -> heatmap.Panel:
-    """How long waits take: `expr` are the buckets of a histogram, summed by le."""
+    """Return a heatmap of how long waits take. `expr` gives the buckets of a histogram, summed by le."""
     panel = (
         heatmap.Panel()
         .title(title)
@@ -286,7 +286,7 @@ def durations(
 
 
 def _numbered(items: Iterable[Item]) -> list[tuple[str, Item]]:
-    """Each with the name that Grafana gives its query: A, B, C."""
+    """Return each item with the name that Grafana gives its query: A, B, C."""
     return [(chr(ord("A") + place), item) for place, item in enumerate(items)]
 
 

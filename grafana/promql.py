@@ -43,12 +43,12 @@ def top(expr: str, count: int = 10) -> str:
 
 
 def peak_of_range(selector: str) -> str:
-    """The same over the whole time range of the dashboard, for tables."""
+    """The largest maximum over the whole time range of the dashboard, for tables."""
     return f"max_over_time({selector}[$__range])"
 
 
 def quantiles(buckets: str) -> dict[str, str]:
-    """By legend, from rates of buckets that are summed by le."""
+    """Return queries of quantiles by legend, from rates of buckets that are summed by le."""
     return {
         name: f"histogram_quantile({quantile}, {buckets})"
         for name, quantile in (("median", 0.5), ("90%", 0.9), ("99%", 0.99))
