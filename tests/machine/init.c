@@ -1,5 +1,5 @@
-// The first program of a machine: loads the modules its disk needs, mounts the disk, and goes on from there,
-// with what the kernel's `init=` names or, without that, as process 1 of a system of one service, agent.py.
+// The first program of a machine. It loads the modules that the disk needs, and mounts the disk. Then it runs
+// what the kernel's `init=` names or, without that, is process 1 of a system with one service, agent.py.
 
 #include <dirent.h>
 #include <errno.h>
@@ -22,7 +22,7 @@ static void die(const char *what)
     printf("init: %s: %s\n", what, strerror(errno));
     fflush(stdout);
     sync();
-    reboot(RB_AUTOBOOT); // which ends QEMU
+    reboot(RB_AUTOBOOT); // this ends QEMU
 }
 
 static void must(int result, const char *what)
@@ -40,7 +40,7 @@ static void mounted(const char *type, const char *place, const char *options)
 static void load_modules(void)
 {
     struct dirent **found;
-    int count = scandir("/modules", &found, NULL, alphasort); // their names begin with their turn
+    int count = scandir("/modules", &found, NULL, alphasort); // numbers come first in their names
 
     must(count, "/modules");
     for (int i = 0; i < count; i++) {
@@ -107,7 +107,7 @@ static void be_process_1(int agent_text)
     }
     for (;;) {
         int status;
-        pid_t ended = wait(&status); // whoever has lost its parent
+        pid_t ended = wait(&status); // or a process that has lost its parent
         if (ended == agent) {
             errno = 0;
             printf("init: agent ended with status %x\n", status);
@@ -132,7 +132,7 @@ int main(void)
     if (!access("/dev/vdb", F_OK))
         must(mount("/dev/vdb", "/root/work", "ext4", MS_NOATIME, NULL), "/dev/vdb");
 
-    int agent = open("/agent.py", O_RDONLY); // out of sight once the root is switched
+    int agent = open("/agent.py", O_RDONLY); // it has no path any more once the root is switched
     must(agent, "/agent.py");
     FILE *file = fopen("/proc/cmdline", "r");
     if (!file || !fgets(line, sizeof(line), file))

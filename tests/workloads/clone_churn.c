@@ -18,7 +18,7 @@ static int thread(void *unused)
     static uint32_t zero, two = 2;
     (void)unused;
     if (!timeout_us) {
-        futex_wait_2(&zero, -1); /* errno is shared, so nobody looks at it */
+        futex_wait_2(&zero, -1); /* all threads share errno, so it is not looked at */
         waits.waits++;
         return 0;
     }

@@ -15,7 +15,7 @@ enum {
     FUTEX_TIME64 = 422
 };
 
-static int value = 2; /* as of a glibc mutex with waiters */
+static int value = 2; /* the value of a glibc mutex with waiters */
 
 static int call(int nr, int a, int b, int c, int d)
 {

@@ -45,7 +45,7 @@ static pthread_mutex_t *mutex(long i)
     return mode == PROCESSES ? &shared->mutexes[i] : &deadlock_mutexes[i];
 }
 
-/* What each takes first, and what it waits for. */
+/* What each thread takes first, and what it waits for. */
 static void take_first(long i)
 {
     if (i == 0 && (mode == READER || mode == WRITER))
@@ -101,7 +101,7 @@ static void start(long i)
     }
 }
 
-/* One after another they ask, each when the one before is asleep; the last of them makes the ring whole. */
+/* The threads ask one after another, each when the one before is asleep. The last one closes the ring. */
 static void deadlock(void)
 {
     for (long i = 0; i < MOST; i++)
@@ -127,13 +127,13 @@ static void deadlock(void)
     say("]}");
 }
 
-/* Live: waits as long as those of a deadlock, in chains and in circles of other things than locks. */
+/* Live (MODE 9): waits as long as in a deadlock, in chains and in circles of other things than locks. */
 static _Atomic bool over;
 static _Atomic long waits;
 static pthread_rwlock_t table = PTHREAD_RWLOCK_INITIALIZER;
 static pthread_mutex_t stages[4], hot[4], pi_mutex;
 
-/* Always in the same order, with much contention. */
+/* Takes locks always in the same order, with much contention. */
 static void *nested(void *unused)
 {
     while (!over) {
@@ -146,7 +146,7 @@ static void *nested(void *unused)
     return unused;
 }
 
-/* Each holds one for more than a second and then wants the next: long chains that have an end. */
+/* Each takes a lock and then the next one, and holds both for 1.3 s: long chains that have an end. */
 static void *stage(void *number)
 {
     long i = (long)number;
@@ -163,7 +163,7 @@ static void *stage(void *number)
     return NULL;
 }
 
-/* Two that lock in opposite orders and give up: no ring lasts. */
+/* Two threads that lock in opposite orders and give up: no ring lasts. */
 static void *backs_off(void *number)
 {
     static pthread_mutex_t two[2] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER};

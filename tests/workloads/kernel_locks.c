@@ -22,7 +22,7 @@ struct caller {
 static long k, hold_us;
 static int uffd, pipe_fd[2], file_fd, dir_fd[2];
 static size_t page_size;
-static char *page; /* the missing one */
+static char *page; /* the page that is left missing */
 static void *zeroes;
 
 static void write_pipe(void *buffer)
@@ -37,7 +37,7 @@ static void write_file(void *buffer)
 
 static void read_dir(void *buffer)
 {
-    int fd = dir_fd[buffer != page]; /* of its own, since a position has a lock too */
+    int fd = dir_fd[buffer != page]; /* two descriptors, as the position of each has a lock too */
     check(syscall(SYS_getdents64, fd, buffer, page_size), "getdents64");
     check(lseek(fd, 0, SEEK_SET), "lseek");
 }

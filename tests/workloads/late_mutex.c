@@ -10,7 +10,7 @@
 static struct own {
     pthread_mutex_t mutex;
     pthread_cond_t cond;
-} own[MOST]; /* a variable: each place in it has a name */
+} own[MOST]; /* a global variable, so that each place in it has a name */
 static pthread_mutex_t late_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct waits locks;
 static _Atomic long stop, finished;

@@ -79,7 +79,7 @@ int main(int argc, char **argv)
     for (long i = 0; i < threads; i++)
         spawn(run, &pairs[i / 2]);
     nap(seconds * 1000000);
-    stop = true; /* one of a pair may stay behind, waiting for the other */
+    stop = true; /* one thread of a pair may be left waiting for the other */
     struct timespec cpu;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
     say("{\"wall_us\": %ld, \"cpu_us\": %ld, \"ops\": {\"mutex\": %ld, \"cond\": %ld, \"pipe\": %ld, "

@@ -13,18 +13,18 @@
 enum { KNOWN_SECONDS = 1, PAUSE_US = 300, FROM_US = 5000, TO_US = 40000, SPIN_US = 1000, BLOCK = 2 << 20 };
 enum cause { RUNNING, SLEEP, SOCKET, POLL, LOCK, DISK, CAUSES };
 
-/* When the holder did one thing, with the lock held. */
+/* A phase in which the holder did one thing, with the lock held. */
 struct phase {
     int64_t begin, end;
-    int64_t on_cpu_ns, queued_ns; /* of that, as the kernel counts it */
-    int64_t waited_ns; /* by all threads that asked for the lock */
+    int64_t on_cpu_ns, queued_ns; /* parts of the phase, as the kernel counts them */
+    int64_t waited_ns; /* by all threads that asked for the lock meanwhile */
     enum cause cause;
 };
-/* When a thread waited for the lock. */
+/* A wait of a thread for the lock. */
 struct span {
     int64_t begin, end;
 };
-/* What the clocks of the holder say. */
+/* What the clocks of the holder say at a moment. */
 struct moment {
     struct before before;
     int64_t queued_ns;
@@ -37,8 +37,8 @@ static _Atomic long passed, waited_often, held_often, paused;
 
 static pthread_mutex_t normal = PTHREAD_MUTEX_INITIALIZER, recursive, pi;
 static pthread_rwlock_t rwlock = PTHREAD_RWLOCK_INITIALIZER;
-static pthread_mutex_t *mutex; /* NULL: it is the rwlock */
-static pthread_mutex_t inner = PTHREAD_MUTEX_INITIALIZER; /* for which the holder waits */
+static pthread_mutex_t *mutex; /* NULL: the lock is the rwlock */
+static pthread_mutex_t inner = PTHREAD_MUTEX_INITIALIZER; /* the lock for which the holder waits */
 static int pair[2], file = -1; /* the helper has the other end */
 static char *block;
 
@@ -71,7 +71,7 @@ static void *ask(void *unused)
     return unused;
 }
 
-/* From the holder to its helper, how long the helper is to wait. */
+/* The holder tells its helper how long to wait. */
 static void tell_helper(long us)
 {
     check(write(pair[0], &us, sizeof us), "write socket");
@@ -128,7 +128,7 @@ static void poll_nothing(long us)
     check(ppoll(NULL, 0, &time, NULL), "ppoll");
 }
 
-/* Before the turn: the helper is to have that lock when the holder asks for it. */
+/* Before the turn: the helper takes `inner`, to have it when the holder asks for it. */
 static void let_inner_be_held(void)
 {
     tell_helper(0);
@@ -142,7 +142,7 @@ static void lock_inner(long us)
     pthread_mutex_unlock(&inner);
 }
 
-/* Past the page cache. */
+/* Read past the page cache. */
 static void read_disk(long us)
 {
     for (int64_t end = now_ns() + us * 1000; now_ns() < end;)
@@ -243,7 +243,7 @@ static void add_wait(struct span wait)
     }
 }
 
-/* What was waited during a phase, while the holder was for `part_ns` of it on a processor, say. */
+/* How long threads waited in a part of a phase, such as the part that the holder was on a processor. */
 static double waited_us(const struct phase *phase, int64_t part_ns)
 {
     int64_t length = phase->end - phase->begin;

@@ -9,7 +9,7 @@ static void *owner(void *unused)
     return unused;
 }
 
-/* FUTEX_LOCK_PI; 0 or the errno. */
+/* Calls FUTEX_LOCK_PI. Returns 0 or the errno. */
 static int lock_pi(void *word, long timeout_us)
 {
     struct timespec end;

@@ -94,7 +94,7 @@ static void preadv2_answer(long i)
     check(write(pipe_fd[1], &byte, 1), "write pipe");
 }
 
-/* It has no room while the pipe is full. */
+/* It waits for room while the pipe is full. */
 static void sendfile_once(long i)
 {
     off_t start = 0;
@@ -183,7 +183,7 @@ static void record_answer(long i)
     record_lock(lock_fd[1], F_OFD_SETLK, F_UNLCK);
 }
 
-/* What a child does: it is not to be taken for the process. */
+/* Run the child. Its name has a `W` first, so that it is not taken for the process. */
 static _Noreturn void sleep_as_child(long i)
 {
     char name[17] = "W";
@@ -210,10 +210,10 @@ static void wait_once(long i)
     check(waitpid(child, NULL, 0), "waitpid");
 }
 
-/* The parent waits until the child has ended; its memory is a copy. */
+/* The parent waits until the child has ended. The child's memory is a copy. */
 static void clone_once(long i)
 {
-    /* All that the architectures put in another order is 0. */
+    /* The arguments whose order differs between architectures are all 0. */
     if (!check(syscall(SYS_clone, CLONE_VFORK | SIGCHLD, 0, 0, 0, 0), "clone"))
         sleep_as_child(i);
 }
@@ -270,7 +270,7 @@ static void cond_once(long i)
         die("futex: no timeout");
 }
 
-/* The last of the pages is one that nothing was put into yet. */
+/* Touch the page of this turn, into which nothing was put yet. */
 static void fault_once(long i)
 {
     *(volatile char *)(pages + (i + 1) * page);
@@ -326,7 +326,7 @@ static void set_up_ring(void)
 {
     ring_fd = syscall(SYS_io_uring_setup, 4, &ring);
     if (ring_fd < 0)
-        return; /* the kernel has none, or refuses it */
+        return; /* the kernel has no io_uring, or refuses it */
     submissions = map_ring(ring.sq_off.array + ring.sq_entries * 4, IORING_OFF_SQ_RING);
     completions =
         map_ring(ring.cq_off.cqes + ring.cq_entries * sizeof(struct io_uring_cqe), IORING_OFF_CQ_RING);
@@ -396,7 +396,7 @@ struct phase {
     const char *reason, *state, *what;
     bool present;
     void (*once)(long i), (*prepare)(long i), (*answer)(long i);
-    long call; /* in which it sleeps until it is answered */
+    long call; /* the system call in which the thread sleeps until it is answered */
     struct waits waits;
     pid_t tid;
     _Atomic long asked, finished;

@@ -14,7 +14,7 @@ struct writer {
 static long rounds;
 static _Atomic long held, asked; /* rounds that may begin: the holder's, the writers' */
 static int pipe_fd[2];
-static char *page; /* the missing one */
+static char *page; /* the page that is left missing */
 
 static void *hold(void *p)
 {

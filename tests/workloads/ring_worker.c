@@ -5,7 +5,7 @@
 #include <dirent.h>
 #include <linux/io_uring.h>
 
-#define IDLE_MS 1 /* after which the worker sleeps */
+#define IDLE_MS 1 /* the idle time after which the worker sleeps */
 
 /* The id of the thread besides this one; 0 if there is none. */
 static pid_t other_thread(void)

@@ -97,7 +97,7 @@ int main(void)
     check(kill(child, SIGUSR2), "kill");
     note("SIGUSR2", "SI_USER", self, child, child, false, "ignored");
     check(kill(child, SIGUSR1), "kill");
-    note("SIGUSR1", "SI_USER", self, child, child, false, "delivered"); /* and blocked */
+    note("SIGUSR1", "SI_USER", self, child, child, false, "delivered"); /* pending: the child blocks it */
     check(kill(child, SIGUSR1), "kill");
     note("SIGUSR1", "SI_USER", self, child, child, false, "already pending");
     for (int i = 0; i < 2; i++) { /* one after the other in the queue */

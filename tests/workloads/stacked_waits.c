@@ -21,7 +21,7 @@ struct place {
 #define NOINLINE __attribute__((noinline, noclone))
 static volatile long count; /* so that no call is the last thing that its caller does */
 
-/* Round a wait; what it was on the run queue is no part of it. */
+/* The clocks before a wait. The time of a wait on the run queue is left out. */
 struct measured {
     struct before before;
     int64_t queued;
@@ -99,7 +99,7 @@ NOINLINE static void late_wait(void)
 {
     char byte;
     check(read(silent_fd[0], &byte, 1), "read silent pipe");
-    count += 2; /* else it is the same function to the compiler */
+    count += 2; /* 2, or else the compiler would merge it with older_wait() */
 }
 
 static void *older(void *p)

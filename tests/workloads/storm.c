@@ -12,7 +12,7 @@ static void *run(void *unused)
 {
     uint32_t *word = calloc(2 * words, sizeof *word);
     for (long i = 0; i < words; i++)
-        word[2 * i + 1] = 2; /* is waited for */
+        word[2 * i + 1] = 2; /* futex_wait_2() blocks here */
     long mine = 0, at = 0, switches = before().switches;
     while (!is_over) {
         for (long i = 0; i < eagains; i++, at = (at + 1) % words)

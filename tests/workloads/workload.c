@@ -64,7 +64,7 @@ int64_t now_ns(void)
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* What this thread ran so far. */
+/* The time that this thread has run so far. */
 static int64_t cpu_ns(void)
 {
     struct timespec t;

@@ -26,8 +26,8 @@
 /* Protocol. */
 long arg(int argc, char **argv, int index, long otherwise); /* a number >= 0 */
 void ready(void); /* name the process, say "ready PID", wait for a byte */
-void wait_for_byte(void); /* from the test, which is to say when to go on */
-void say(const char *format, ...) __attribute__((format(printf, 1, 2))); /* add to the line */
+void wait_for_byte(void); /* by which the test says when to go on */
+void say(const char *format, ...) __attribute__((format(printf, 1, 2))); /* add to the line of output */
 void publish(void); /* send the line */
 _Noreturn void finish(void); /* publish what is left, wait for the end of stdin, exit 0 */
 _Noreturn void die(const char *what); /* message with errno, exit 1 */
@@ -48,9 +48,9 @@ void use_processor(bool last); /* stay on the first processor that this process 
 /* Waits, measured by the waiter. A wait blocked if the thread was switched out voluntarily,
  * which the kernel counts (ru_nvcsw); only those add to the times.
  *
- * A clock that is read before the call and after it (sum, max) runs on while the thread is disturbed on its
- * way to sleep or back. What it was away at least (least, and the largest of that), the kernel tells: without
- * the thread's own time on the CPU, and nothing of a wait in which it was preempted (ru_nivcsw). */
+ * A clock that is read before and after the call (sum, max) runs on while the thread is disturbed on its way
+ * to sleep or back. The kernel tells a lower bound (least, and the largest: max_least): that time without the
+ * thread's own time on the CPU, and nothing for a wait in which the thread was preempted (ru_nivcsw). */
 struct waits {
     _Atomic long waits, blocked, sleeps;
     _Atomic int64_t sum_ns, max_ns, least_ns, max_least_ns;
@@ -69,7 +69,7 @@ void say_offcpu(const char *state, const char *reason, const struct waits *w);
 void say_kernel(const char *lock_type, const struct waits *w);
 
 /* Threads. They are never joined: a join is a futex wait. */
-pid_t spawn(void *(*run)(void *), void *arg); /* returns once the thread runs; its tid */
+pid_t spawn(void *(*run)(void *), void *arg); /* returns its tid once the thread runs */
 void wait_until(_Atomic long *value, long least); /* polls until *value >= least */
 void wait_asleep(pid_t tid, long syscall_nr); /* polls until that thread sleeps in the call */
 /* polls until it sleeps in the call, or *finished >= value */
@@ -81,8 +81,8 @@ struct handover {
     void *lock;
     long rounds, hold_us;
     bool busy; /* hold spinning instead of sleeping */
-    void (*take)(void *), (*give)(void *); /* by the owner, that is the caller */
-    void (*ask)(void *), (*done)(void *); /* by the asker, a thread of its own */
+    void (*take)(void *), (*give)(void *); /* called by the owner, the caller of hand_over() */
+    void (*ask)(void *), (*done)(void *); /* called by the asker, a thread of its own */
     struct waits waits;
     _Atomic long asked, finished;
 };

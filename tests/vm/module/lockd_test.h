@@ -10,30 +10,30 @@
 #define MAX_ROLES 8
 #define MAX_STEPS 24 /* of a role */
 #define MAX_HOLDS 8 /* of a thread at a time */
-#define DEADLINE_SECONDS 60 /* less than after what a kernel complains about a hung task */
+#define DEADLINE_SECONDS 60 /* less than the time after which a kernel complains about a hung task */
 
 enum lock_kind { MUTEX, RWSEM, SEMAPHORE };
 
-/* As lockd's label lock_type. */
+/* The values of lockd's label lock_type. */
 enum lock_type { TYPE_MUTEX, TYPE_RWSEM_READ, TYPE_RWSEM_WRITE, TYPE_SEMAPHORE, TYPES };
 
-/* What became of a type's locks; times in ns. */
+/* What happened to the locks of one type. Times are in ns. */
 struct truth {
     u64 acquisitions;
-    u64 failed; /* tries that did not get it, and waits that gave up */
-    u64 holds, hold_ns, max_hold_ns; /* those that ended */
+    u64 failed; /* tries that did not get the lock, and waits that gave up */
+    u64 holds, hold_ns, max_hold_ns; /* holds that have ended */
     u64 waits, wait_ns, max_wait_ns; /* calls that slept */
-    u64 spins, spin_ns; /* calls for what another thread held, that did not sleep */
+    u64 spins, spin_ns; /* calls that got what another thread held, without sleeping */
 };
 
-/* A lock, and who holds it, as far as a script's threads have returned from taking it. */
+/* A lock, and the holds of the threads of a script that have returned from taking it. */
 struct lock {
     const char *name;
     enum lock_kind kind;
     void *address; /* struct mutex, rw_semaphore or semaphore */
-    int room; /* how many may hold it (but readers) */
-    int held; /* under `book` */
-    int written; /* of them, by writers */
+    int room; /* how many threads may hold it, readers not counted */
+    int held; /* how many hold it; protected by `book` */
+    int written; /* how many of these are writers */
 };
 
 struct hold {
@@ -61,10 +61,10 @@ struct thread {
     struct run *run;
     struct role *role;
     struct task_struct *task;
-    bool is_caller; /* of write(): not a kernel thread of ours */
+    bool is_caller; /* the thread in write(), which is no kernel thread of the module */
     struct lock *calling; /* the lock it is in a call for */
     unsigned long switches; /* voluntary ones before that call */
-    struct hold holds[MAX_HOLDS]; /* under `book` */
+    struct hold holds[MAX_HOLDS]; /* protected by `book` */
     struct truth truth[TYPES];
 };
 
@@ -86,9 +86,9 @@ struct run {
 /* An operation that a step may name. */
 struct op {
     const char *name;
-    enum { NUMBER = 1, LOCK = 2, ROLE = 4 } wants; /* in this order */
+    enum { NUMBER = 1, LOCK = 2, ROLE = 4 } wants; /* the words after its name, in this order */
     enum { TAKES, RELEASES, DOWNGRADES, OTHER } does;
-    enum lock_type type; /* that it takes, releases or downgrades */
+    enum lock_type type; /* the type of lock that it takes, releases or downgrades */
     int (*take)(void *address, unsigned int number); /* 0: got it */
     void (*release)(void *address);
     void (*other)(struct thread *me, const struct step *step);
@@ -105,7 +105,7 @@ void go_on(void);
 
 /* locks.c */
 extern spinlock_t book;
-extern wait_queue_head_t changed; /* who holds what, or run->failed */
+extern wait_queue_head_t changed; /* woken when a hold, a call or run->failed has changed */
 struct lock *lock_named(const char *name);
 int make_locks(void);
 void free_locks(void);
@@ -117,7 +117,7 @@ void free_turns(void);
 void forget_turns(void);
 void do_hold_in_turns(struct thread *me, const struct step *step);
 void do_ask(struct thread *me, const struct step *step);
-u64 find_waited(u64 by_holder[HOLDERS]); /* and for how long in all, in ns */
+u64 find_waited(u64 by_holder[HOLDERS]); /* by holder, and (returned) in all, in ns */
 
 /* run.c */
 void fail(struct run *run, const char *why, const char *what);

@@ -17,13 +17,13 @@
 
 #define MAX_SCRIPT 16384
 
-static DECLARE_WAIT_QUEUE_HEAD(met); /* a round, or the run, has ended */
+static DECLARE_WAIT_QUEUE_HEAD(met); /* woken when a round, or the run, has ended */
 static unsigned long busy; /* bit 0: a script is running, or its truth being read */
 
-/* Of the last script: the kernel threads', and the caller's. */
+/* The truth about the last script: about the kernel threads, and about the caller. */
 static struct truth truths[2][TYPES];
 
-/* End the run, since what it is to do cannot be. */
+/* End the run, since it cannot do what the script says. */
 void fail(struct run *run, const char *why, const char *what)
 {
     pr_info("%s: %s: %s\n", run->comm, what, why);
@@ -67,7 +67,7 @@ static int play_in_thread(void *data)
     allow_signal(SIGKILL);
     play(me);
     msleep(me->run->linger_ms);
-    /* A thread takes locks when it ends, too. */
+    /* A thread takes locks when it ends, too: not under the name that the script gave. */
     strscpy(current->comm, KBUILD_MODNAME, sizeof(current->comm));
     flush_signals(current);
     atomic_inc(&me->run->ended);
@@ -75,7 +75,7 @@ static int play_in_thread(void *data)
     return 0;
 }
 
-/* Every thread that the script tells of; `caller` is the one that runs this. */
+/* Make all threads of the script. The one of the role `caller` is the thread that runs this. */
 static int make_threads(struct run *run)
 {
     unsigned int i, j;
@@ -95,7 +95,7 @@ static int make_threads(struct run *run)
                 thread->task = kthread_create(play_in_thread, thread, "%s", run->comm);
             if (IS_ERR(thread->task))
                 return PTR_ERR(thread->task);
-            /* Else it would take one when it begins: kthread_affine_node() (6.14, d1a89197589c). */
+            /* Else it would take a lock when it begins: kthread_affine_node() (6.14, d1a89197589c). */
             if (!thread->is_caller)
                 thread->task->flags |= PF_NO_SETAFFINITY;
             get_task_struct(thread->task);
@@ -104,7 +104,7 @@ static int make_threads(struct run *run)
     return 0;
 }
 
-/* Those that have not been started end at once. */
+/* End all threads. Those that have not been started end at once. */
 static void end_threads(struct run *run)
 {
     struct thread *thread;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* A script, as text, into roles and their steps. */
+/* Parses the text of a script into roles and their steps. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/kernel.h>
 #include <linux/printk.h>
@@ -34,7 +34,7 @@ static struct role *role_named(struct run *run, const char *name)
     return NULL;
 }
 
-/* "NAME STEP, STEP" is cut at the separator; what is before it, without blanks around. */
+/* Cut a text at the separator, and return what is before it, without blanks around. */
 static char *cut(char **rest, const char *separator)
 {
     char *part = strsep(rest, separator);
@@ -42,7 +42,7 @@ static char *cut(char **rest, const char *separator)
     return part ? strim(part) : NULL;
 }
 
-/* "down_timeout 5000 semaphore" */
+/* Parse a step, such as "down_timeout 5000 semaphore". */
 static int parse_step(struct run *run, char *text, struct step *step)
 {
     char *name = cut(&text, " "), *word;
@@ -72,7 +72,7 @@ static int parse_step(struct run *run, char *text, struct step *step)
     return text ? refuse("has a word too much", name) : 0;
 }
 
-/* "waiter*3: STEP, STEP": the name only, as steps may name roles that follow. */
+/* Parse the head of "waiter*3: STEP, STEP". Its steps come later, as they may name roles that follow. */
 static int parse_head(struct run *run, char *line, char **steps)
 {
     struct role *role = &run->roles[run->role_count];

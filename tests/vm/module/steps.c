@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What a step does, and the book that is kept of it. */
+/* What each step does, and the book that is kept of all holds. */
 #include <linux/delay.h>
 #include <linux/jiffies.h>
 #include <linux/mutex.h>
@@ -63,7 +63,7 @@ static void call_mutex_unlock(void *lock)
 
 static void call_up_read(void *lock)
 {
-    up_read_non_owner(lock); /* up_read(), unless lockdep wants to be told */
+    up_read_non_owner(lock); /* the same as up_read(), but for lockdep */
 }
 
 static void call_up_write(void *lock)
@@ -83,7 +83,7 @@ static bool is_held_by_another(const struct lock *lock, enum lock_type type)
     return lock->held >= lock->room;
 }
 
-/* An unused one of the thread's; only the thread itself begins holds. */
+/* Return an unused hold of the thread. Only the thread itself begins holds. */
 static struct hold *free_hold(struct thread *me)
 {
     struct hold *hold;
@@ -105,7 +105,7 @@ static void note_taken(struct thread *me, struct lock *lock, enum lock_type type
     me->truth[type].acquisitions++;
 }
 
-/* The hold that a release ends: the thread's own newest one, else anybody's oldest. */
+/* Return the hold that a release ends: the thread's own newest one, else anybody's oldest. */
 static struct hold *find_hold(struct thread *me, const struct lock *lock, enum lock_type type)
 {
     struct run *run = me->run;
@@ -124,7 +124,7 @@ static struct hold *find_hold(struct thread *me, const struct lock *lock, enum l
     return found;
 }
 
-/* End a hold that `me` is about to end; whether there was one. */
+/* Note the end of a hold that `me` is about to release. Return whether there was one. */
 static bool note_released(struct thread *me, struct lock *lock, enum lock_type type)
 {
     struct truth *truth = &me->truth[type];
@@ -226,7 +226,7 @@ static void do_sleep(struct thread *me, const struct step *step)
     usleep_range(step->number, step->number);
 }
 
-/* So that others spin for what it holds, if they run: they sleep if it does. */
+/* Threads that ask for a lock spin while its holder runs, and sleep if it sleeps: so it spins. */
 static void do_spin(struct thread *me, const struct step *step)
 {
     u64 end = ktime_get_ns() + step->number * 1000ull;
@@ -237,7 +237,7 @@ static void do_spin(struct thread *me, const struct step *step)
     }
 }
 
-/* Wait until it is so that is asked for each time that something changes, and each tick. */
+/* Wait until is_so() is true. It is called each time that something changes, and at each tick. */
 static void await(struct thread *me, const struct step *step,
                   bool (*is_so)(struct run *run, const struct step *step))
 {
@@ -255,7 +255,7 @@ static bool is_held(struct run *run, const struct step *step)
     return READ_ONCE(step->lock->held) == step->number;
 }
 
-/* That `number` threads are in a call for the lock and, if `asleep`, have left the CPU in it. */
+/* Whether `number` threads are in a call for the lock and, if `asleep`, have left the CPU in it. */
 static bool are_in_call(struct run *run, const struct step *step, bool asleep)
 {
     unsigned int count = 0;
@@ -304,7 +304,7 @@ static void do_pause(struct thread *me, const struct step *step)
     WRITE_ONCE(gone_on, false);
 }
 
-/* Let the thread that pauses go on, or the next that would. */
+/* Let the thread that pauses go on, or else the next one that is to pause. */
 void go_on(void)
 {
     WRITE_ONCE(gone_on, true);

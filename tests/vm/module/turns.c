@@ -21,10 +21,10 @@ static const unsigned int means_us[HOLDERS] = {2000, 8000, 30000};
 /* When a thread held the lock, or waited for it. */
 struct span {
     u64 begin, end;
-    int which; /* of the holders */
+    int which; /* which of the holders held the lock */
 };
 
-static struct span *holds, *waits; /* holds in their order; waits under `book` */
+static struct span *holds, *waits; /* holds in their order; waits are protected by `book` */
 static unsigned int held_often, waited_often;
 static bool is_over;
 
@@ -46,7 +46,7 @@ void forget_turns(void)
     is_over = false;
 }
 
-/* From half of the mean to one and a half. */
+/* Return a random time between half of the mean and one and a half times the mean. */
 static unsigned int random_us(unsigned int mean)
 {
     static u32 state = 1;
@@ -129,7 +129,7 @@ void do_ask(struct thread *me, const struct step *step)
     }
 }
 
-/* Holds do not overlap. */
+/* Return the time waited in all, and set the time by holder. Holds do not overlap. */
 u64 find_waited(u64 by_holder[HOLDERS])
 {
     struct span *wait, *hold;
