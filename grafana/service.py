@@ -125,7 +125,7 @@ def _right_now() -> Row:
 
 
 def _new(counter: str) -> str:
-    """How much a counter has grown over the range of the dashboard.
+    """Return how much a counter has grown over the range of the dashboard.
 
     A counter begins with its first event, which increase() does not see.
     """

@@ -19,7 +19,7 @@ FRESH_SECONDS = 24 * 3600.0
 """The time for which the package that was found newest counts as the newest."""
 
 PARTS = re.compile(r"linux-(image|binary|modules|headers|kbuild)-")
-"""Those dependencies of a package that are parts of the kernel or serve to build modules for it."""
+"""The names of packages, among a kernel's dependencies, that are parts of it or serve to build modules."""
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from tests.support.lock_module import Script
 ROUNDS = 2
 HOLD_US = 50_000
 LINGER_MS = 2000
-"""How long threads live on if another thread ended what is counted for them: lockd looks up the names of such
-threads once a second."""
+"""How long threads live on, so that lockd can look up their names after another thread has ended a wait or a
+hold of theirs: lockd does so once a second."""
 NAMED_LATER_MS = 5000
-"""How long threads live on whose name only procfs tells, because another thread releases their lock.
+"""How long threads live on if only procfs tells their name, because another thread releases their lock.
 
 The sampler of an emulated machine ticks every 0.2 s, and may be late.
 """

@@ -53,7 +53,7 @@ Environment=TMPDIR=/var/tmp PYTHONDONTWRITEBYTECODE=1
 """Settings for a copy of lockd's unit, with the tests of the confinement in place of lockd."""
 
 MOST_MB = 95.0
-"""The most memory that all processes of lockd may have together. It is 76 with Python 3.11."""
+"""The most memory (Pss, in MB) that all processes of lockd may have together. It is 76 with Python 3.11."""
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ KERNELS = (
     Kernel(NEWEST, "sid"),
 )
 LONGEST_FIRST = (KERNELS[2], KERNELS[3], KERNELS[0], KERNELS[1])
-"""The kernels by how long their tests take, most of which is for the tests of the kernel test module."""
+"""The kernels by how long their tests take, longest first. Most of it is for the kernel test module."""
 
 LEFT_OUT = {
     "test_adoption.py::test_nothing_is_lost_and_no_counter_falls": "starts under load take minutes there",
@@ -177,7 +177,7 @@ more daemon, and its hooks slow everything down there."""
 
 
 def left_out(series: str, gate: bool) -> list[str]:
-    """Return the tests of tests/kernel that are not run on a kernel; if `gate`, not by `make test`."""
+    """Return the tests of tests/kernel that are not run on a kernel; if `gate`, those of `make test`."""
     elsewhere = [test for test, (only, _) in ONLY_ON.items() if series not in only.split()]
     return [*LEFT_OUT, *elsewhere, *(ONLY_THOROUGH if gate else ())]
 
