@@ -177,7 +177,7 @@ more daemon, and its hooks slow everything down there."""
 
 
 def left_out(series: str, gate: bool) -> list[str]:
-    """Return the tests of tests/kernel that are not run on a kernel; if `gate`, those of `make test`."""
+    """Return the tests of tests/kernel to leave out on a kernel; if `gate`, to leave out of `make test`."""
     elsewhere = [test for test, (only, _) in ONLY_ON.items() if series not in only.split()]
     return [*LEFT_OUT, *elsewhere, *(ONLY_THOROUGH if gate else ())]
 

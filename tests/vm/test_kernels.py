@@ -117,7 +117,7 @@ def test_doctor_says_why_not(run: Run) -> None:
 
 @pytest.mark.thorough("it is of all kernels")
 def test_the_matrix_in_the_readme_is_true(runs: dict[str, Future[Run]]) -> None:
-    """The results are those of which tests/vm/matrix.py made the matrix, which says how to redo it."""
+    """The results are those of which tests/vm/matrix.py made the matrix. That file says how."""
     seen = {kernel.series: matrix.of_run(runs[kernel.series].result()) for kernel in KERNELS}
     (BUILD / matrix.RESULTS.name).write_text(json.dumps(seen, indent=2) + "\n")
     assert matrix.without_releases(seen) == matrix.without_releases(matrix.results())
