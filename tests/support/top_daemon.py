@@ -102,8 +102,10 @@ class Daemon:
 def serving() -> Iterator[Daemon]:
     """Yield a server that is closed at the end of the context."""
     daemon = Daemon()
-    yield daemon
-    daemon.close()
+    try:
+        yield daemon
+    finally:
+        daemon.close()
 
 
 def top(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
