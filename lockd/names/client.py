@@ -56,9 +56,9 @@ QUIET_SECONDS = 180.0
 """Seconds in which nothing needs the namer, after which it is ended. A start takes a quarter of a second of
 processor time, so a namer should not come and go with every job of a host."""
 MOST_ENDING = 3
-"""Killed namers that have not ended: with so many of them, no other namer is started. Each keeps its memory
-for as long as it hangs. One user id can have one of them hang, see Shares.hold(). Whoever has subordinate ids
-has many user ids."""
+"""The number of killed namers that have not ended, at which no other namer is started. Each keeps its memory
+for as long as it hangs. One user id can make only one of them hang, see Shares.hold(), but whoever has
+subordinate ids has many user ids."""
 CLOSED_SECONDS = 1.0
 """Seconds for which a namer that has closed its socket may take to end."""
 ENDING_SECONDS = 1.0
@@ -66,11 +66,11 @@ ENDING_SECONDS = 1.0
 SHARE = 0.25
 """The part of a CPU's time that the namer may spend on one process, and on one user."""
 OWING = 100
-"""Turns that ended a namer, that are remembered."""
+"""The largest number of turns that are remembered because a namer was lost in them."""
 MESSAGE_BYTES = 1 << 17
-"""The size of the largest answer."""
+"""The size of the largest answer in bytes."""
 WATCHED = 1000
-"""Processes of each sort in one Watch."""
+"""The largest number of processes to remember, and of processes to forget, in one Watch."""
 
 
 class Resolver:
@@ -145,12 +145,12 @@ class Resolver:
 
     @property
     def _held(self) -> tuple[Turn, ...]:
-        """The turns of killed namers that have not ended, of those whose process is known."""
+        """The turns of killed namers that have not ended, as far as the process of the turn is known."""
         return tuple(turn for turn in self._ending.values() if turn[0] > 0)
 
     @property
     def room(self) -> int:
-        """Questions that may be asked now."""
+        """The number of questions that can be queued now."""
         return max(QUEUED - len(self._queue), 0)
 
     @property
@@ -171,7 +171,8 @@ class Resolver:
         not queued either, and the result is False, while the namer rests or is about to.
         """
         now = time.monotonic()
-        # One question about holders waits at a time. Deadlocks are found however many locks have no name.
+        # A question about holders always has room, as only one waits at a time: deadlocks are found however
+        # many locks have no name.
         is_full = len(self._queue) >= QUEUED and not isinstance(question, Owners)
         if is_full or (not is_needed and self.is_quiet):
             return False
@@ -184,9 +185,9 @@ class Resolver:
         return True
 
     def known_answer(self, question: KernelLock) -> LockAnswer | None:
-        """The answer to a question as it follows from earlier ones; None if the namer is to be asked.
+        """The answer to a question, derived from earlier answers; None if the namer has to be asked.
 
-        If the earlier one is old, the namer is asked as well, unless it rests.
+        If the earlier answer is old, the namer is asked as well, unless it rests.
         """
         known = self._known_kernel_locks.find(question)
         if known is None:
@@ -196,7 +197,7 @@ class Resolver:
         return replace(known, key=question.key)
 
     def watch(self, tgids: Iterable[int]) -> None:
-        """Have the namer remember what these processes have mapped, unless it does or rests."""
+        """Have the namer remember what these processes have mapped, unless it already does or rests."""
         if not self._is_resting:
             fresh = [tgid for tgid in tgids if tgid not in self._watched]
             self._to_watch.update(dict.fromkeys(fresh))
@@ -221,7 +222,7 @@ class Resolver:
         self._send_settings()
 
     def _send_settings(self) -> None:
-        if not self._is_resting:  # the next namer begins with them
+        if not self._is_resting:  # the next namer begins with these settings
             self._reload = Reload(log.getEffectiveLevel(), self._share, self._held)
 
     def answers(self) -> list[Answer]:
@@ -231,7 +232,7 @@ class Resolver:
         return ready
 
     def close(self) -> None:
-        """End the namer; wait for that for at most ENDING_SECONDS."""
+        """End the namer. Wait at most ENDING_SECONDS until it and all killed namers have ended."""
         if self._namer:
             self._end_namer()
         until = time.monotonic() + ENDING_SECONDS
@@ -280,11 +281,11 @@ class Resolver:
         """Empty the ring of blocked processes while no namer reads it.
 
         The next namer would read what all these processes have mapped before it answered anything, and the
-        ring would have no room for those that block then. What they said since the last call stays for it:
-        the process that starts it is among them.
+        ring would have no room for processes that block then. Records since the last call stay for the next
+        namer: among them is the process because of which it is started.
         """
-        if self._blocked and not self._ending:  # a namer that has not ended may be reading still
-            with contextlib.suppress(OSError):  # the kernel refuses it to namers as well
+        if self._blocked and not self._ending:  # a killed namer may still be reading the ring
+            with contextlib.suppress(OSError):  # a kernel that refuses the ring refuses it to namers as well
                 BlockedProcesses(self._blocked).read()
 
     def _start(self, now: float) -> None:
@@ -357,7 +358,7 @@ class Resolver:
         self._end_namer()
         culprit = self._outstanding.popleft() if self._outstanding else None
         about = culprit.description if culprit else "nothing"
-        if tgid > 0 and f"process {tgid}" not in about:  # it read the files of a process that had blocked
+        if tgid > 0 and f"process {tgid}" not in about:  # the namer read files of a process from the ring
             about = f"process {tgid}" + (f", before {about}" if culprit else "")
         log.error("namer: %s, while looking at %s; starting another", gone, about)
         if tgid > 0:
@@ -420,7 +421,7 @@ class Namer:
         self._refused = 0
         self._cpu_seconds = 0.0
         self._closed_at = 0.0
-        """When its socket was first seen closed; 0 if it was not."""
+        """The monotonic time when the namer was first seen to have closed its socket; 0 before that."""
         self._buffer = memoryview(bytearray(MESSAGE_BYTES))
 
     def send(self, message: bytes) -> bool:
@@ -438,7 +439,7 @@ class Namer:
         return True
 
     def receive(self) -> list[bytes]:
-        """Every message that has arrived. Raises NamerGone."""
+        """Every message that has arrived. Raises NamerGone if the namer has ended or closed its socket."""
         messages: list[bytes] = []
         while True:
             try:
@@ -448,7 +449,7 @@ class Namer:
             except OSError:
                 length = 0
             if not length:
-                if not messages:  # else the next call does it
+                if not messages:  # otherwise the next call notes it
                     self._note_closed()
                 return messages
             messages.append(bytes(self._buffer[:length]))
@@ -466,7 +467,8 @@ class Namer:
 
     @property
     def refused(self) -> int:
-        """The number in Bench; never less than before, even if a namer that was taken over writes there."""
+        """The number of refused turns by the Bench. It never falls, even if a namer that was taken over writes
+        any number there."""
         self._refused = max(self._refused, self.bench.refused)
         return self._refused
 

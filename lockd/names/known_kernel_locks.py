@@ -14,9 +14,9 @@ from lockd.names.protocol import KernelLock, LockAnswer
 REMEMBERED_SECONDS = 600.0
 """Seconds after which a name is to be asked for anew: modules of the kernel may have come and gone."""
 AGAIN_SECONDS = 60.0
-"""Seconds from one such question to the next."""
+"""Seconds after which an old name is asked for once more, if no answer has come since."""
 MOST_REMEMBERED = 2000
-"""Answers that are remembered, each with a stack of some 2 KB. Those that came first are dropped."""
+"""The largest number of remembered answers, each with a stack of some 2 KB. The oldest are dropped."""
 
 _Wait = tuple[str, tuple[int, ...], bool]
 """What a name follows from: the lock's type, the stack, and whether the lock is the waiter's mmap_lock."""
@@ -26,7 +26,7 @@ _Wait = tuple[str, tuple[int, ...], bool]
 class _Known:
     answer: LockAnswer
     due: float
-    """When to ask anew."""
+    """The time on the monotonic clock in seconds, from which the namer is to be asked anew."""
 
 
 class KnownKernelLocks:
@@ -50,7 +50,10 @@ class KnownKernelLocks:
         return known.answer if first <= question.address <= last else None
 
     def is_due(self, question: KernelLock, now: float) -> bool:
-        """Whether the namer, if there is one, is to be asked as well. The next call says no for a while."""
+        """Whether the known answer is so old that the namer, if there is one, is to be asked as well.
+
+        After a call that returns True, calls return False for AGAIN_SECONDS.
+        """
         known = self._known[_wait(question)]
         if now < known.due:
             return False

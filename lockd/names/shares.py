@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 SAVED_SECONDS = 10.0
 """Seconds that a process or a user may take at once, as for the symbols of a large program."""
 FORGOTTEN_AT = 10_000
-"""Accounts of processes and users; when there are more, those without a debt are forgotten."""
+"""The number of accounts of processes and users above which those without a debt are forgotten."""
 ROOT, NOBODY = 0, -1
 BENCH, REFUSED = struct.Struct("=qq"), struct.Struct("=Q")
 
@@ -34,7 +34,7 @@ class Bench:
     def __init__(self, fd: int) -> None:
         """`fd` is the descriptor of a file of at least one page."""
         self._memory = mmap.mmap(fd, mmap.PAGESIZE)
-        self._memory.madvise(mmap.MADV_DONTFORK)  # a child of the namer has no business here
+        self._memory.madvise(mmap.MADV_DONTFORK)  # a child of the namer must not write here
 
     @property
     def turn(self) -> Turn:
@@ -78,7 +78,7 @@ class Shares:
         self._procfs, self.share, self._bench, self._clock = procfs, share, bench, clock
         self._delay = _Delay()
         self._owed: dict[Turn, tuple[float, float]] = {}
-        """By account, the seconds owed and the time when they were: (process, NOBODY) or (NOBODY, user)."""
+        """The seconds that each account owed, and when. Keys are (process, NOBODY) and (NOBODY, user)."""
         self._warned: set[Turn] = set()
         """Accounts for which a warning was logged since they last owed nothing."""
         self._users: dict[int, int] = {}
@@ -116,9 +116,9 @@ class Shares:
     def hold(self, turns: Iterable[Turn]) -> None:
         """Refuse these processes and, unless they are root's, all processes of their users.
 
-        A killed namer hangs in each of these turns, in a read of memory that no signal ends. Its debt is paid
-        off with time, also while it hangs; without this the same user could then have the next namer hang.
-        Each call takes the place of the one before.
+        A killed namer hangs in each of these turns, in a read of memory that no signal ends. The debt of the
+        turn is paid off with time, even while the namer hangs. Without this refusal the same user could then
+        make the next namer hang. Each call replaces the turns of the call before.
         """
         self._held = frozenset(account for turn in turns for account in _accounts(turn))
 
@@ -169,7 +169,7 @@ def _accounts(turn: Turn) -> tuple[Turn, ...]:
 
 
 class _Delay:
-    """The time that this process has waited for a CPU: other processes are the cause."""
+    """The time that this process has waited for a CPU. It is not charged: other processes are the cause."""
 
     def __init__(self) -> None:
         self._file: io.FileIO | None = None

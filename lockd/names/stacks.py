@@ -31,7 +31,7 @@ class FrameFormat:
 
 
 FUNCTIONS = FrameFormat()
-"""Functions alone."""
+"""The format that shows nothing but functions."""
 
 
 class StackNames:
@@ -68,7 +68,7 @@ class StackNames:
             self._user_names.load_files(tgid)
 
     def user_stack(self, tgid: int, capture: Capture) -> tuple[str, ...]:
-        """The functions of a process's stack, innermost first, by Frame.name."""
+        """The functions of a process's captured stack, innermost first, as the FrameFormat says."""
         frames = self._user_names.stack(tgid, capture, MOST_FRAMES).frames
         return tuple(
             self._with_address(address, self._user_frame(address, frame)) for address, frame in frames

@@ -27,21 +27,22 @@ RUNTIME = "_PyRuntime"
 EVALUATES = "_PyEval_EvalFrame"
 """The beginning of the name of the C function that evaluates Python code."""
 SEARCHED = 1024
-"""Bytes of stack in which a method of a lock may keep the lock's address, besides the registers."""
+"""Bytes of stack that are searched for a pointer to the object of a lock, besides the registers."""
 STACK_POINTERS = {17: 7, 33: 31}
 """The index of the stack pointer by the number of captured registers: x86-64, arm64."""
 CALL_FIELDS = 9
 """Fields in /proc/PID/task/TID/syscall of a thread that is in a system call."""
 AHEAD = (0, 2, 8)
-"""Bytes from a frame's instruction, a call, to the next instruction, which is on the interpreter's stack."""
+"""Bytes from the call at which a Python frame is to the next instruction, as possible in the known versions.
+The interpreter's stack has the address of the next instruction."""
 MOST_SEEN = 128
-"""Places at which threads of one process were seen to wait, that are remembered."""
+"""The largest number of remembered places at which threads of one process were seen to wait."""
 PLACE_BYTES = 1500
 """Bytes of memory that a remembered place takes, about."""
 TRIES, TRY_SECONDS = 5, 0.001
-"""Attempts to find a thread in the same wait again, and the pause before each."""
+"""Further attempts to read the frames of a thread in the same wait, and the seconds before each."""
 IMPATIENT_SECONDS = 0.1
-"""Seconds without further attempts for the same process after all attempts for one wait."""
+"""Seconds after the further attempts for one wait, in which no wait of the same process gets any."""
 USER_END = 1 << 47
 LOWEST = 1 << 16
 """The least address at which an object is looked for."""
@@ -217,7 +218,7 @@ class _Place:
     stack_pointer: int
     instruction_pointer: int
     words: tuple[tuple[int, int], ...]
-    """Words on the stack, with their offsets, that are the Python frame or its next instruction.
+    """Offsets and values of the words on the stack that point to the Python frame or its next instruction.
 
     Other words of a stack may be left over from earlier calls, but these are in use at such a depth.
     """
@@ -280,8 +281,8 @@ class CPythonProcess:
         """What a captured thread waits for at `address`.
 
         The site and the functions are empty if the thread's frames cannot be read. Many waits are over before
-        that. A thread that waits often soon waits again: so this method tries a few times, and sleeps in
-        between.
+        they are read. A thread that waits often soon waits again, so this method tries a few times, and
+        sleeps in between.
         """
         with self._space.opened_memory():
             frames = self._frames(tid, address, capture) or self._seen_before(capture)
@@ -332,7 +333,7 @@ class CPythonProcess:
     def _type(self, address: int, capture: Capture) -> str:
         """The type of the object whose lock is at `address`; empty if no captured word points to it."""
         if 0 <= address - _stack_pointer(capture) < len(capture.stack):
-            return ""  # from 3.13 on a thread sleeps on a semaphore of its own
+            return ""  # from 3.13 on a thread sleeps on a semaphore on its own stack
         for word in dict.fromkeys((*capture.registers, *_words(capture.stack[:SEARCHED]))):
             if LOWEST < word < USER_END and word % 8 == 0:
                 name, first = self._interpreter.type_of(self._space, word)

@@ -12,11 +12,12 @@ from pathlib import Path
 MOST_TID = 1 << 22
 """PID_MAX_LIMIT of the kernel: a larger number is not the id of a thread."""
 MOST_THREADS = 10_000
-"""Threads of a process in a pid namespace of its own, up to which their ids are translated."""
+"""The number of threads above which a process in a pid namespace of its own gets no ids translated."""
 MOST_REMEMBERED = 100_000
-"""Threads of all such processes that are remembered."""
+"""The number of threads that are remembered, of all processes in pid namespaces of their own together."""
 READING_SHARE = 20
-"""After the ids of a process's threads were read, they are not read for this many times as long as that."""
+"""After the ids of a process's threads were read, they are not read again for this many times the duration
+of the reading."""
 BELIEVED_SECONDS = 0.5
 """Seconds for which it is believed that a process has a pid namespace of its own, or none.
 
@@ -30,22 +31,24 @@ WAITERS = 0x8000_0000
 MUSL_NORMAL = 16
 """EBUSY: the word of a locked mutex of musl that does not store its owner."""
 DETACH_STATES = 3
-"""The largest state in a word that musl's joins wait for; the word does not have a thread's id."""
+"""The largest detach state of musl: a join in musl waits for a word with this state, not with a thread's id."""
 
 GLIBC_MUTEX = struct.Struct("=iIiIi")
-"""lock, count, owner, nusers, kind: the same on x86-64 and arm64, from glibc 2.31 to 2.42."""
+"""The members lock, count, owner, nusers and kind of a mutex of glibc: the same on x86-64 and arm64, from
+glibc 2.31 to 2.42."""
 GLIBC_KINDS = 0x3F3
-"""Bits of `kind`: type (2 bits), robust, PI, priority ceiling, process-shared, elision forced on, off."""
+"""The bits of `kind`: type (2 bits), robust, PI, priority ceiling, process-shared, elision forced on, off."""
 GLIBC_SHARED = 0x80
 GLIBC_RECURSIVE = 1
 GLIBC_TYPE = 3
 
 GLIBC_RWLOCK = struct.Struct("=I12xqii")
-"""readers, unused, the writer, whether the lock is process-shared: since glibc 2.25."""
+"""An rwlock of glibc since 2.25: readers, unused, the writer, whether the lock is process-shared."""
 PHASE_AT, WRITERS_AT = 8, 12
-"""Offsets of the words on which threads wait: for the phase to change, and as a writer for another writer.
+"""Offsets in an rwlock of glibc of two words: threads wait on the first one for the phase to change, and
+writers wait on the second one for another writer.
 
-The lock is aligned to 8 bytes, so that the word's address tells which of the two it is.
+The lock is aligned to 8 bytes, so that the address of a word tells which of the two it is.
 """
 WRITE_LOCKED = 3
 """The bits of `readers` that are both set while a writer has the lock."""
@@ -64,18 +67,18 @@ class _Threads:
     is_inside: bool
     """Whether the process has a pid namespace of its own."""
     checked_at: float
-    """When that was seen last."""
+    """The time of the clock when `is_inside` was last checked."""
     tids: dict[int, int] = field(default_factory=dict)
-    """Their ids by the ids that the process knows them by; empty if it has no namespace of its own."""
+    """The threads' ids as lockd sees them, by their ids in the process's own pid namespace; empty without one."""
     read_at: float = 0.0
-    """When they may be read again."""
+    """The time of the clock from which `tids` may be read again."""
 
 
 class UserOwners:
     """Finds the holders of locks.
 
-    A process in a pid namespace of its own knows its threads by other ids than lockd. Which are which is
-    remembered, as there can be thousands of threads, and the same locks are asked for every second.
+    A process in a pid namespace of its own knows its threads by other ids than lockd. The translation
+    is remembered, as there can be thousands of threads, and the same locks are asked for every second.
 
     `procfs` is the root of a proc file system, and `clock` returns seconds.
     """
@@ -83,7 +86,7 @@ class UserOwners:
     def __init__(self, procfs: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
         self._procfs, self._clock = procfs, clock
         self._threads: dict[int, _Threads] = {}
-        """By process."""
+        """What is remembered of the threads of each process, by thread-group id."""
 
     def keep(self, alive: set[int]) -> None:
         """Forget all processes but those in `alive`."""
@@ -91,9 +94,9 @@ class UserOwners:
             del self._threads[tgid]
 
     def owner(self, tgid: int, address: int, kind: str, family: str) -> int:
-        """The thread that holds the lock at `address` now, or that is joined there; 0 if unknown.
+        """The live thread that holds the lock at `address` now, or that is joined there; 0 if unknown.
 
-        Never raises, whatever is in the memory. The thread lives. No lock stores the readers of an rwlock.
+        Never raises, whatever is in the memory. The readers of an rwlock are unknown, as no lock stores them.
         """
         if family in NOT_OWNED:
             return 0
@@ -112,7 +115,8 @@ class UserOwners:
     def _thread(self, tgid: int, stored: int, shared: int) -> int:
         """The live thread whose id, as a process sees it, is `stored`; 0 if there is none.
 
-        It may be a thread of another process if that one shares the memory at the address `shared`.
+        The thread may belong to another process that shares the memory at the address `shared`. If `shared`
+        is 0, the memory is not shared.
         """
         task = self._procfs / str(tgid) / "task"
         threads, now = self._threads.get(tgid), self._clock()
@@ -129,9 +133,9 @@ class UserOwners:
         return stored if is_alive else 0
 
     def _has_mapped_too(self, other: int, tgid: int, address: int) -> bool:
-        """Whether the process of another thread has mapped the shared memory at an address of a process.
+        """Whether the process of the thread `other` has also mapped the shared memory at `address` of `tgid`.
 
-        A lock can have any number in it, also that of a thread that has nothing to do with it.
+        Otherwise the thread has nothing to do with the lock: any number can be in the memory of a lock.
         """
         try:
             mapped = _shared_mappings(self._procfs / str(tgid) / "maps")
@@ -142,10 +146,10 @@ class UserOwners:
             return False
 
     def _translated(self, threads: _Threads, task: Path, stored: int) -> int:
-        """The live thread that a process in a namespace of its own knows as `stored`; 0 if none is known.
+        """The live thread that a process in a pid namespace of its own knows as `stored`; 0 if none is known.
 
-        `task` is the directory of its threads in procfs. The thread is looked for among all of them if it is
-        not the one that is remembered, but not too often: the memory of a lock can have any number.
+        `task` is the directory of its threads in procfs. If the remembered thread is not the right one, the
+        ids of all threads are read again, but not too often: any number can be in the memory of a lock.
         """
         tid = threads.tids.get(stored, 0)
         if tid and _own_id(task, tid) == stored:
@@ -205,15 +209,15 @@ def _stored_owner(memory: int, address: int, kind: str, family: str) -> tuple[in
 
 
 def _writer_of_glibc_rwlock(readers: int, unused: int, writer: int, shared: int) -> tuple[int, bool]:
-    """The writer, 0 unless the memory is a write-locked rwlock of glibc; whether the lock is shared."""
+    """Return the writer (0 unless this is a write-locked rwlock of glibc) and whether the lock is shared."""
     is_rwlock = readers & WRITE_LOCKED == WRITE_LOCKED and unused == 0 and shared in (0, 1)
     return (writer if is_rwlock else 0), shared == 1
 
 
 def _owner_of_glibc_mutex(lock: int, count: int, owner: int, users: int, kind: int) -> tuple[int, bool]:
-    """The owner, 0 if the memory is not that of a mutex of glibc; whether the mutex is shared.
+    """Return the owner (0 if the memory is not a mutex of glibc) and whether the mutex is shared.
 
-    Other libraries' mutexes have 1 and 2 in their word, too, and after the word the data that they protect.
+    The words of other libraries' mutexes can be 1 or 2 too, and are followed by the data that they protect.
     """
     is_recursive = kind & GLIBC_TYPE == GLIBC_RECURSIVE
     is_mutex = kind & ~GLIBC_KINDS == 0 and users > 0 and (count > 0) == is_recursive

@@ -56,7 +56,7 @@ SHOWN_FRAMES = 24
 LOCK_SIZE = 64
 """Bytes: a variable up to this size is the lock itself; in a larger variable the offset tells the lock."""
 MAX_PROCESSES = 4096
-"""Processes that are remembered."""
+"""The largest number of processes that are remembered."""
 MAX_PROCESS_BYTES = 64 << 20
 """Bytes of memory that the remembered processes may take."""
 GROWN_BYTES = 4 << 20
@@ -68,7 +68,8 @@ PI = "pi"
 GLIBC_COND = "glibc cond"
 """What Judgement.implementation is for condition variables of glibc."""
 SHORTER_COND = "glibc cond since 2.41"
-"""The same, without the 8 bytes before the words that threads wait for that glibc 2.41 removed."""
+"""The implementation of condition variables from glibc 2.41 on, which removed 8 bytes before the words that
+threads wait for."""
 SINCE_2_41 = "sched_setattr"
 """A function that glibc has since 2.41."""
 GIL = "gil"
@@ -130,8 +131,8 @@ class UserStack:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Names as profiles show them. Python functions are in place of the C functions that evaluate them,
-        and of those further out."""
+        """Names as profiles show them. Python functions replace the C functions that evaluate them, and all C
+        functions further out."""
         frames = [frame for _, frame in self.frames]
         shown = called_by_python(frames) if self.python else frames
         return (*(frame.name for frame in shown), *self.python)
@@ -149,7 +150,7 @@ class _Process:
     """The interpreter last seen, by the address of its `_PyRuntime`; empty until one is seen."""
     hotspot: HotSpot | None = None
     weighed: int = 0
-    """Its `memory` when that was last a reason to make room."""
+    """The value of `memory` when growth was last a reason to make room."""
     generation: int = 0
     """How often all locks of a Java machine were named anew."""
     _names_read: int = 0
@@ -319,7 +320,8 @@ class UserNames:
         frames = [frame for _, frame in stack]
         judgement = judge(frames, _expected_value(capture))
         # Without debug symbols, a thread that is back from a condition variable and waits for its mutex looks
-        # as if it still waited in it. The calls differ: glibc waits in condition variables as for no mutex.
+        # as if it still waited for the condition. Only the futex calls differ: those of condition variables
+        # of glibc are never guessed to be those of a lock.
         is_back = judgement.implementation == GLIBC_COND and guessed in (LOCK, PI)
         name = judgement.service
         if not name and not judgement.is_parked:
@@ -377,7 +379,7 @@ class UserNames:
                     # After an exec the numbers of its waits stand for other classes.
                     process.generation += process.hotspot is not None
                     process.hotspot = HotSpot(process.directory, library, bias)
-                process.hotspot.library = library  # the cache may have closed the one before
+                process.hotspot.library = library  # the cache may have closed the library from before
                 break
         return process.hotspot
 
@@ -581,7 +583,8 @@ def _expected_value(capture: Capture | None) -> int:
 def _has_shorter_cond(space: AddressSpace, stack: Sequence[tuple[int, Frame]]) -> bool:
     """Whether the condition variable in which a thread waits is one of glibc 2.41 or later.
 
-    `stack` has the address of each frame. A program that was linked with glibc has only what it uses of it.
+    `stack` has the address of each frame. A program that glibc was linked into statically has only
+    those functions of glibc that it uses.
     """
     place = next((place for place, frame in stack if "pthread_cond" in frame.function), 0)
     located = space.locate(place)

@@ -15,9 +15,9 @@ from lockd.names.objects.process_files import UNKNOWN_ROOT, Root, open_mapped
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 64 << 20
-"""Bytes of memory for all files, by ObjectFile.memory. A large program takes one to five million, more
-with each lookup. The file that was used last is kept if it alone takes more. While a file is read it may take
-more than afterwards: up to MAX_DWARF for the members of a struct (elfutils.py).
+"""Bytes of memory for all files, as ObjectFile.memory estimates them. A large program takes one to five
+million, and more with each lookup. The file that was used last is kept if it alone takes more. While a file
+is read it may take more than afterwards: up to MAX_DWARF for the members of a struct (elfutils.py).
 """
 MAX_FILES = 200
 """Files in the cache. Each keeps up to two descriptors open."""
@@ -29,9 +29,10 @@ MAX_PLACES = 4000
 Key = tuple[int, ...]
 """Device, inode, time of the last change in ns, and size. The key changes when the file is written.
 
-The identity of the root directory follows (process_files.Root) if debug files are looked for in a root
-directory of which others than root may be the owner: what is found there is for its processes alone. Of an
-object that was read from memory, the first number is -1, and the others depend on its content.
+If debug files are looked for in a root directory that another user than root may own, the identity of the
+root directory follows (process_files.Root): what is found there counts only for processes with this root
+directory. The key of an object that was read from memory begins with -1, and its other numbers depend on the
+content.
 """
 
 
@@ -143,5 +144,5 @@ class ObjectCache:
 
 
 def _place(mapping: Mapping, root: tuple[int, ...]) -> Key:
-    """Device and inode of a mapping, and the identity of a root directory, or nothing for all processes."""
+    """Device and inode of a mapping, then `root`: the identity of a root directory, or () for all of them."""
     return mapping.device, mapping.inode, *root
