@@ -467,8 +467,7 @@ class Namer:
 
     @property
     def refused(self) -> int:
-        """The number of refused turns by the Bench. It never falls, even if a namer that was taken over writes
-        any number there."""
+        """The number of refused turns by the Bench. It never falls, whatever a taken-over namer writes."""
         self._refused = max(self._refused, self.bench.refused)
         return self._refused
 

@@ -21,17 +21,19 @@ from lockd.printable import masked
 ANON = "anon"
 """The name of a lock on a heap, on a stack or in shared memory whose site is unknown."""
 UNKNOWN = "unknown"
-"""The site of a kernel lock whose site is unknown."""
+"""The value of `site` for a kernel lock whose site is unknown."""
 UNKNOWN_HOLDER = "(unknown)"
-"""The holder whose code was not found out: the release was seen, and its stack tells no function."""
+"""The name of a holder whose release was seen, but whose stack shows no function."""
 OWNER_ENDED = "(owner ended)"
-"""In place of a holder: the thread that held the lock has ended, and the kernel released its robust lock."""
+"""The text in place of a holder if the thread that held the lock ended, and the kernel released its robust
+lock."""
 NO_RELEASE = "(no release)"
-"""In place of a holder: no release was seen to end the wait, but a timeout or a signal did, for instance."""
+"""The text in place of a holder if no release was seen to end the wait, but for instance a timeout or a
+signal."""
 NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """Exceptions raised by reading JSON of an unexpected shape."""
 STACKS = 8192
-"""Stacks that are remembered, so that equal stacks share memory. A busy host's locks have fewer."""
+"""The most stacks that are remembered, so that equal stacks share memory. A busy host's locks have fewer."""
 MOST_FUNCTIONS = 64
 """Functions of each stack of a StackAnswer, at most."""
 
@@ -128,8 +130,9 @@ class LockAnswer:
     cpython: tuple[int, ...] = ()
     """The members of CPythonPlaces for a process with CPython; empty if they are unknown."""
     span: Addresses = ()
-    """The first and the last address of the kernel locks that have the same name and site, if their type and
-    the stack are the same too: of a static lock its own, else of the memory around it without variables."""
+    """The first and the last address at which every kernel lock has this name and site if its type and its
+    stack are the same: for a static lock its own address, otherwise the memory around the lock that contains
+    no variables."""
 
 
 @dataclass(frozen=True)
@@ -173,13 +176,13 @@ class StackAnswer:
     user: tuple[str, ...]
     """Functions in user space, innermost first; empty if there was no capture, or if they are unknown."""
     returns: Addresses
-    """The address at which the thread goes on in each function, without those of Python: these are in
-    `user` in place of the functions in C that evaluate them."""
+    """The address at which the thread goes on in each function of `user` but those of Python, which are there
+    in place of the functions in C that evaluate them."""
     kernel: tuple[str, ...]
     """Functions of the kernel, innermost first."""
     interrupts: Addresses
-    """The return addresses of its stack in functions by which interrupts enter the kernel. Where there are
-    any, the thread only happened to run when an interrupt came."""
+    """The return addresses in the kernel stack that are in functions by which interrupts enter the kernel. If
+    there are any, the thread only happened to run when an interrupt came."""
     cpython: tuple[int, ...] = ()
     """The members of CPythonPlaces for a process with CPython; empty if they are unknown."""
 

@@ -55,15 +55,15 @@ from lockd.process import confinement, memory, privileges
 
 log = logging.getLogger(__name__)
 process_log = logging.getLogger(f"{__name__}.processes")
-"""The log of errors in what is read of processes. Any process can cause such errors, again and again."""
+"""The log of errors in files and memory of processes. Any process can cause such errors, again and again."""
 process_log.addFilter(logs.RateLimit())
 
 READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
-"""Capabilities of the namer, as far as its parent has them."""
+"""The capabilities that the namer keeps, as far as its parent has them."""
 MEMORY_BYTES = 512 << 20
 """The limit of the process's own memory, not counting files that it maps."""
 MESSAGE_BYTES = 1 << 17
-"""The size of the largest question."""
+"""The size of the largest question in bytes."""
 IDLE_MS = 30_000
 """Milliseconds without a question after which the namer ends its children. To start one takes as much time as
 two hundred names."""
@@ -158,8 +158,8 @@ class Names:
     def _stack(self, question: ThreadCaptured) -> StackAnswer:
         """The functions of a thread's stack.
 
-        Those of the kernel are named even if the process has used up its share, as its files are not read for
-        them.
+        The functions of the kernel are named even if the process has used up its share, as its files are not
+        read for them.
         """
         user = self._user_stack(question)
         # Without a kernel stack the kernel's symbols are not read. An interrupt enters far out in a stack.

@@ -19,10 +19,10 @@ CONTAINER = re.compile(
 )
 """A container in the path of a cgroup.
 
-An id is there alone (cgroupfs drivers), as docker-ID.scope, cri-containerd-ID.scope, crio-conmon-ID.scope,
-kubepods-podUID.slice:cri-containerd:ID, or ID-HEX.service for podman's health checks. libpod-payload-ID is
-not matched: this container is the only one of a service that was written for it, and the service's name is
-the same for every new id.
+The path has the id alone (cgroupfs drivers), or docker-ID.scope, cri-containerd-ID.scope,
+crio-conmon-ID.scope, kubepods-podUID.slice:cri-containerd:ID, or ID-HEX.service for podman's health checks.
+libpod-payload-ID is not matched: this container is the only one of a service that was written for it, and the
+name of the service stays the same when the container gets a new id.
 """
 RUNTIMES = {
     "docker": "docker",  # moby, daemon/oci_linux.go: WithCgroups()
@@ -31,12 +31,12 @@ RUNTIMES = {
     "crio": "cri-o",  # cri-o, internal/config/cgmgr: CrioPrefix
     "libpod": "podman",  # podman, libpod/container_internal_linux.go: getOCICgroupPath()
 }
-"""Runtimes as Kubernetes calls them in `RUNTIME://ID`, by what they put before an id.
+"""Runtimes as Kubernetes calls them in `RUNTIME://ID`, by the prefix that they put before an id.
 
-containerd with the cgroupfs driver puts nothing there, nor does Docker below another parent than its own.
+containerd with the cgroupfs driver uses no prefix, nor does Docker below another parent than its own.
 """
 MONITOR = "-conmon"
-"""The end of the name of a runtime whose monitor of a container is meant, not the container."""
+"""The end of a prefix that means the runtime's monitor of a container, not the container."""
 PAYLOAD = re.compile(r"/libpod-payload-([0-9a-f]{64})(?=/|$)")
 """The container of a service that was written for it: podman's `--cgroups=split`, which Quadlet uses."""
 SHORT_ID = 12
@@ -48,7 +48,7 @@ The uid of a static pod is the hash of its file, without dashes. (Kubernetes: pk
 escapeSystemdCgroupName(); pkg/kubelet/config, applyDefaults().)
 """
 SLICE = re.compile(r"/([^/]+\.slice)(?=/)")
-"""A slice with something in it."""
+"""A slice that is not the end of the path."""
 USER_MANAGER = re.compile(r"user@(?P<user>[^/]+)\.service")
 """The unit of a user's own service manager."""
 DELETED = " (deleted)"
@@ -61,7 +61,7 @@ class Unit(NamedTuple):
     name: str = ""
     """The service, or the container: its short id, `lxc:NAME` or unit."""
     container_id: str = ""
-    """The whole id of the container; of an LXC container its name."""
+    """The whole id of the container; the name of an LXC container."""
     pod_uid: str = ""
     """The uid of the Kubernetes pod, as the API server writes it."""
     slice: str = ""
@@ -130,7 +130,7 @@ def _container_of(path: str) -> Unit | None:
         prefix = "docker"
     # The monitor and the health check of a container may be in another slice than the container.
     is_beside = prefix.endswith(MONITOR) or match["check"]
-    # A user's manager may make cgroups of any name: none is to pass for a part of somebody's pod.
+    # A user's manager may make cgroups of any name: none of them may pass for a part of somebody's pod.
     pods: list[str] = [] if owner else POD.findall(path[: match.start("id")])
     return Unit(
         owner + match["id"][:SHORT_ID],

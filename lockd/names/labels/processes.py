@@ -15,10 +15,11 @@ KERNEL = "kernel"
 """The unit of kernel threads."""
 
 POOLED = re.compile(r"^(kworker)/.*|/\d+$")
-"""The part that differs among kernel threads of one pool, or with one thread per CPU: they share one name."""
+"""The part of a comm that differs among kernel threads of one pool, or with a thread for each CPU. Without
+this part they share one name."""
 
 Name = tuple[str, str]
-"""(unit, comm)"""
+"""The unit and the comm of a process."""
 
 EVENT_DELAY_NS = 3 * NS
 """The longest time from when a program reads a name for an event to when lockd learns of the event."""
@@ -27,7 +28,7 @@ COMM_BYTES = 15
 PF_KTHREAD = 1 << 21
 """The flag of kernel threads in /proc/PID/stat."""
 ASKS_PER_SECOND = 200
-"""How often per second procfs is asked again for names that are known: each time takes some 20 us."""
+"""How often per second procfs is asked again for known names, at most. Each time takes some 20 us."""
 
 
 def text(comm: bytes) -> str:

@@ -17,14 +17,15 @@ OCTAL = re.compile(r"\\([0-7]{3})")
 FILEID_KERNFS = 0xFE
 """The type of file handle that has a cgroup's id."""
 MAX_KNOWN = 10_000
-"""Cgroups whose unit is remembered, even after their end: those asked for last. They take 6 MB at most."""
+"""The most cgroups whose unit is remembered, even after their end. Those that were asked for last are kept.
+They take 6 MB at most."""
 FILE_BYTES, MAX_FILES = 8192, 1000
-"""Bytes that are read of /proc/PID/cgroup, and contents of such files that are remembered. The path of a
-cgroup may have 4,096 bytes."""
+"""Bytes that are read of /proc/PID/cgroup, and the most contents of such files that are remembered. The path
+of a cgroup may have 4,096 bytes."""
 
 
 _unit_of_cgroup_file = lru_cache(MAX_FILES)(unit_of_cgroup_file)
-"""It is cached, as many processes share a few cgroups."""
+"""The function with a cache, as many processes share a few cgroups."""
 
 
 class _FileHandle(ctypes.Structure):
@@ -46,7 +47,7 @@ class Units:
         self._controllers_are_v1 = any(self._mounts("cgroup"))
         self._by_id = lru_cache(max_known)(self._ask_kernel)
         self.known: dict[str, Unit] = {}
-        """By name, the units that were found, until keep() forgets them."""
+        """The units that were found, by name, until keep() forgets them."""
 
     def unit(self, cgroup_id: int, tgid: int) -> str:
         """The name of a thread's unit; empty if the thread is in none, or ended before anybody could look.

@@ -31,7 +31,7 @@ WAITERS = 0x8000_0000
 MUSL_NORMAL = 16
 """EBUSY: the word of a locked mutex of musl that does not store its owner."""
 DETACH_STATES = 3
-"""The largest detach state of musl: a join in musl waits for a word with this state, not with a thread's id."""
+"""The largest detach state of musl. Joins of musl wait for a word that has this state, not a thread's id."""
 
 GLIBC_MUTEX = struct.Struct("=iIiIi")
 """The members lock, count, owner, nusers and kind of a mutex of glibc: the same on x86-64 and arm64, from
@@ -69,7 +69,7 @@ class _Threads:
     checked_at: float
     """The time of the clock when `is_inside` was last checked."""
     tids: dict[int, int] = field(default_factory=dict)
-    """The threads' ids as lockd sees them, by their ids in the process's own pid namespace; empty without one."""
+    """Ids as lockd sees them, by ids in the process's own pid namespace; empty if it has no such one."""
     read_at: float = 0.0
     """The time of the clock from which `tids` may be read again."""
 

@@ -23,13 +23,13 @@ STALE_SECONDS = 5.0
 READING_SHARE = 20
 """After the memory map was read, it is not read again for this many times as long as the reading took."""
 ADDRESSES = 1 << 64
-"""Addresses from here on are none, whatever a file says."""
+"""No address is this large or larger, whatever a file says."""
 MAX_VDSO = 1 << 20
 """Bytes of the vDSO that are read."""
 MAX_MAPS = 64 << 20
 """Bytes of /proc/PID/maps that are read."""
 MAX_RESTORED = 256
-"""Files restored from the memory of one process whose keys are remembered."""
+"""The most files restored from the memory of one process whose keys are remembered."""
 
 
 class AddressSpace:
@@ -43,9 +43,9 @@ class AddressSpace:
         self._mappings: Mappings | None = None
         self._program = (0, 0)
         self._files: dict[int, tuple[Mapping, Key, int] | None] = {}
-        """By the base of an image, its first mapping, and key and bias of its file; None if it has none."""
+        """By the base of an image: its first mapping, and key and bias of its file; None without a file."""
         self._restored: dict[tuple[int, ...], Key] = {}
-        """Files that were restored from the memory, by base, device, inode and a hash of their beginning."""
+        """Keys of files that were restored from memory, by base, device, inode and hash of the beginning."""
         self._memory = -1
         self._read_at = self._pause = 0.0
         with opened_root(process) as root:
@@ -60,8 +60,8 @@ class AddressSpace:
     def refresh(self, max_age: float = 0.0) -> bool:
         """Read the memory map, unless it was read within `max_age` seconds and the program is the same.
 
-        Returns whether it changed. It stays as it is if the process has ended. Reading the map of a process
-        with many mappings takes milliseconds, and is not done more often than it is worth.
+        Returns whether the map changed. It stays as it is if the process has ended. Reading the map of a
+        process with many mappings takes milliseconds, and is not done more often than it is worth.
         """
         now = time.monotonic()
         program = self._program
@@ -135,7 +135,7 @@ class AddressSpace:
         return (file, bias) if file else None
 
     def _load(self, image: Image) -> tuple[Mapping, Key, int] | None:
-        """What _files has of an image, whose file is read again."""
+        """Read the file of an image again. Returns the value for _files."""
         with self.opened_memory():
             if image.first.path == VDSO:
                 data = self._read(image.base, min(image.first.end - image.base, MAX_VDSO))
@@ -156,11 +156,12 @@ class AddressSpace:
     def _from_memory(self, image: Image) -> Key | None:
         """The key of a file that is restored from the memory of the process.
 
-        It depends on every byte that was read: a process may have changed its copy of a file, and the names
-        in there are for no other process. All that left the file as it is have one object in common.
+        The key depends on every byte that was read: a process may have changed its copy of a file, and the
+        names in a changed copy are for no other process. Processes that left it unchanged share one object.
         """
         first = image.first
-        # An inode's number is used again for other files. The first page usually has the build id.
+        # An inode's number is used again for other files. The first page tells them apart: it usually has
+        # the build id.
         start = hash(self._read(image.base, COMPARED_BYTES))
         known = self._restored.get((image.base, first.device, first.inode, start))
         if known and self._objects.file(known):
@@ -233,7 +234,7 @@ class AddressSpace:
             self._memory = -1
 
     def _read(self, address: int, size: int) -> bytes:
-        """As read() does. For use within opened_memory()."""
+        """Do the work of read(), within opened_memory()."""
         with contextlib.suppress(OSError, OverflowError):
             return os.pread(self._memory, size, address) if self._memory >= 0 else b""
         return b""

@@ -26,9 +26,9 @@ SHT_PROGBITS, SHT_SYMTAB, SHT_STRTAB, SHT_NOTE, SHT_NOBITS, SHT_DYNSYM = 1, 2, 3
 SHF_COMPRESSED = 0x800
 ELFCOMPRESS_ZLIB = 1
 COMPRESSED = struct.Struct("<I4xQ8x")
-"""What is before a compressed section: the kind of compression, and the size unpacked."""
+"""The header of a compressed section: the kind of compression, and the size unpacked."""
 GNU_COMPRESSED = struct.Struct(">4sQ")
-"""The same in the older form, for a section whose name begins with `.z`: `ZLIB`, and the size unpacked."""
+"""The older header, of a section whose name begins with `.z`: `ZLIB`, and the size unpacked."""
 HEADER_BYTES = 64
 SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 
@@ -40,32 +40,32 @@ DW_EH_PE_OMIT = 0xFF
 DW_TAG_STRUCTURE, DW_TAG_MEMBER, DW_AT_MEMBER_LOCATION = 0x13, 0x0D, 0x38
 
 MAX_SECTIONS = 4096
-"""Sections of a file. A file with more is not used: libelf takes 200 bytes of memory for each."""
+"""The most sections of a file that is used. libelf takes 200 bytes of memory for each."""
 MAX_SEGMENTS = 256
-"""Segments of a file. A file with more is not used, either."""
+"""The most segments of a file that is used."""
 MAX_NAMES = 1 << 20
 """Largest section of the names of sections, in bytes."""
 MAX_NAME = 4096
 """Bytes of a section's name that are read."""
 MAX_NOTE = 1 << 16
-"""Most bytes of notes in a file whose build id is read, and largest `.gnu_debuglink`: libelf reads and keeps
-all of them. Programs have less than a page."""
+"""Most bytes of notes in a file whose build id is read, and most bytes of a `.gnu_debuglink` that is read:
+libelf reads and keeps all of them. Programs have less than a page."""
 MAX_OPERATIONS = 64
-"""Operations of one DWARF expression. A longer expression counts as unknown."""
+"""Most operations of one DWARF expression. A longer expression counts as unknown."""
 MAX_EH_FRAME = 128 << 20
 """Largest `.eh_frame` section that is used, in bytes: libdw reads the whole section."""
 MAX_SCANNED = 8 << 20
 """Largest `.debug_frame` section that is used, in bytes after it was unpacked, and largest `.eh_frame`
-without a search table: libdw goes through all of it, and remembers each entry that it passes."""
+without a search table: libdw goes through all of such a section, and remembers each entry that it passes."""
 ENTRY_FACTOR = 5
-"""Bytes of memory that libdw takes for what it remembers, for each byte of a section that it goes through."""
+"""Bytes of memory that libdw takes for the entries that it remembers, for each byte of a section."""
 MAX_DWARF = 256 << 20
-"""Most DWARF of a file that is opened, in bytes after it was unpacked: libdw reads and unpacks all of it. It
-is opened for a moment only."""
+"""Most DWARF of a file that libdw opens, in bytes after it was unpacked: libdw reads and unpacks all of it.
+It is opened for a moment only."""
 MAX_UNITS = 50_000
 """Compilation units that are searched. A large Go program has some thousands."""
 MAX_CHILDREN = 200_000
-"""Children of one DWARF entry that are searched."""
+"""The most children of one DWARF entry that are searched."""
 
 
 class ElfError(Exception):

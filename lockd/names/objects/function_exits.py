@@ -68,7 +68,7 @@ def find_exits(code: bytes, start: int) -> FunctionExits | None:
 
 
 def _give_up_privileges(user: str | None) -> None:
-    """In the child, before objdump takes its place."""
+    """Limit and restrict the child process, before objdump takes its place."""
     privileges.drop_all(user)
     privileges.lower_limits(
         {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: CPU_SECONDS, resource.RLIMIT_AS: MEMORY}
@@ -76,7 +76,7 @@ def _give_up_privileges(user: str | None) -> None:
 
 
 def parse_exits(listing: str, start: int, end: int) -> FunctionExits | None:
-    """The exits of the function from `start` to `end` by objdump's listing; None if they are not sure."""
+    """The exits of the function from `start` to `end` by objdump's listing; None if they are not certain."""
     returns: list[int] = []
     jumps: list[int] = []
     for address, text in _INSTRUCTION.findall(listing):

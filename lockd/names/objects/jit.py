@@ -20,17 +20,17 @@ JIT_OBJECT = "[jit]"
 MAX_BYTES = 16 << 20
 """Bytes of a perf map that are read, from its end: the last entries are the valid ones."""
 MAX_FUNCTIONS = 200_000
-"""Functions of one process: the last ones of its perf maps, the first ones of its jitdumps."""
+"""The most functions of one process: the last ones of its perf maps, the first ones of its jitdumps."""
 MAX_MEMORY = 64 << 20
 """Bytes of memory for the functions of one process, as estimated by FUNCTION_BYTES and the names."""
 FUNCTION_BYTES = 200
 """Estimated memory of one function without its name."""
 MAX_DUMPS = 4
-"""Mapped jitdump files of a process that are read."""
+"""The most mapped jitdump files of a process that are read."""
 MAX_RECORDS = 2 * MAX_FUNCTIONS
-"""Records of a jitdump that are read. Lines of source code have records, too."""
+"""The most records of a jitdump that are read. Lines of source code have records, too."""
 MAX_NAME = 256
-"""Bytes of a function's name that are read, and characters of it that are kept."""
+"""The most bytes of a function's name that are read, and the most characters that are kept."""
 CHECK_SECONDS = 0.1
 """Seconds between two checks for new or changed files while a function has no name.
 
@@ -39,12 +39,12 @@ A check takes some 50 us if nothing has changed.
 PATIENCE_SECONDS = 10.0
 """Seconds that are added to CHECK_SECONDS if the function has a name.
 
-The check is still needed: the name can be that of other code that was there before.
+The check is still needed: the name can belong to older code at the same address.
 """
 EARLIER_NS = NS
-"""A file that was last changed so many nanoseconds before the process started is an earlier process's.
+"""A file belongs to an earlier process if it was last changed at least so many nanoseconds before the start.
 
-A difference is needed: the times of files are some milliseconds old, and starts are rounded down.
+The margin is needed because the times of files are some milliseconds old, and starts are rounded down.
 """
 READING_SHARE = 20
 """After files were read, they are not checked again for this many times the duration of the reading."""
@@ -54,16 +54,16 @@ DUMP_HEADER = struct.Struct("<IIIIIIQQ")
 RECORD = struct.Struct("<IIQ")
 CODE_LOAD = 0
 CODE = struct.Struct("<IIQQQQ")
-"""A record JIT_CODE_LOAD after its header: process, thread, address (twice), size and number of the code."""
+"""A JIT_CODE_LOAD record behind its header: process, thread, address (twice), size and number of the code."""
 
 _LINE = re.compile(rb"(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.{1,%d})" % MAX_NAME)
 _JAVA = re.compile(r"[^\s()]+ ([^\s()]+)\([^()]*\)?")
 """A method in HotSpot's form: its type, its name, and its parameters, whose end may be missing.
 
-The name also has a dot between class and method. A pattern that asks for it would try every dot.
+The name also has a dot between class and method. A pattern that included this dot would try every dot.
 """
 _HIDDEN_CLASS = re.compile(r"/0x[0-9a-f]+")
-"""The address that HotSpot adds to the name of a hidden class. It is another in every process."""
+"""The address that HotSpot adds to the name of a hidden class. The address differs between processes."""
 
 
 class JitNames:
@@ -195,9 +195,9 @@ class _Functions:
         self.memory += FUNCTION_BYTES + sys.getsizeof(name)
 
     def sorted(self) -> list[int]:
-        """The addresses of all functions but those that begin where a newer one lies, in order.
+        """The sorted addresses of all functions but those that begin within a newer function.
 
-        Their memory was used again.
+        The memory of those was used again.
         """
         kept: list[int] = []
         around: list[tuple[int, int]] = []  # rank and end of functions that may span the next address
@@ -218,7 +218,7 @@ def _read_map(file: int, size: int, functions: _Functions) -> None:
     data = data[: data.rfind(b"\n") + 1]  # the runtime may be writing the last line
     lines = data.rsplit(b"\n", MAX_FUNCTIONS)
     if start or len(lines) > MAX_FUNCTIONS:
-        del lines[0]  # it may be cut
+        del lines[0]  # the beginning of this line may be missing
     seen: set[int] = set()
     while lines and not functions.is_full:
         if found := _LINE.match(lines.pop()):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lockd.printable import masked
 
 NOT_OBJECTS = (b"/dev/zero", b"/memfd:", b"/dev/shm/", b"/SYSV")
-"""Beginnings of paths that are shared memory, and no programs or libraries."""
+"""Beginnings of the paths of shared memory, which is no program or library."""
 MOST_PARTS = 256
 """Mappings of one image, at most. A process can have a million mappings side by side."""
 DELETED = b" (deleted)"

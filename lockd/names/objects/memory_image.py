@@ -26,9 +26,9 @@ MAX_BYTES = 32 << 20
 HEADER_BYTES = 4096
 """Bytes of memory that are read for the ELF header and the program headers."""
 MAX_LOADS = 16
-"""Segments that are restored."""
+"""The most segments that are restored."""
 MAX_DYNAMIC = 1 << 16
-"""Bytes of the dynamic section that are read."""
+"""The most bytes of the dynamic section that are read."""
 DT_STRTAB, DT_SYMTAB, DT_STRSZ = 5, 6, 10
 SYMBOL_BYTES = 24
 NAMES = b"\0.dynsym\0.dynstr\0.shstrtab\0"

@@ -39,13 +39,13 @@ PAGE = 4096
 MINI_DEBUG_INFO = 64 << 20
 """Largest MiniDebugInfo that is used, in bytes after it was unpacked."""
 FUNCTION_STARTS = 64 << 20
-"""Bytes of `.eh_frame_hdr` that are read."""
+"""The most bytes of `.eh_frame_hdr` that are read."""
 RULES = 4_000
-"""Unwinding rules that are remembered for one file."""
+"""The most unwinding rules that are remembered for one file."""
 RULE_BYTES = 1500
 """Estimated memory of one remembered rule."""
 FUNCTIONS = 4_000
-"""Functions that are remembered for one file, by address."""
+"""The most functions that are remembered for one file, by address."""
 FUNCTION_BYTES = 400
 """Estimated memory of one remembered function."""
 FILE_BYTES = 100_000
@@ -56,7 +56,7 @@ The estimate leaves out the 100 bytes that libdw remembers of each function for 
 names that were looked up with variable_address() and member_offset(), of which callers have a few.
 """
 JUMP_BYTES = 1 << 16
-"""Bytes of one function that are searched for jumps."""
+"""The most bytes of one function that are searched for jumps."""
 _JUMP = re.compile(rb"(?=(?:\xe9|\x0f[\x80-\x8f])(....))", re.S)
 """A jmp or a conditional jump of x86-64 with a distance of 32 bits."""
 
@@ -69,9 +69,9 @@ MAX_DEBUG_CHECKED = 1 << 30
 
 
 MOST_TAIL_CALLERS = 50_000
-"""Functions of a file up to which tail calls are looked for in them. The C library has some 3,000."""
+"""Tail calls are not looked for in a file with more functions. The C library has some 3,000."""
 MOST_TARGETS = 256
-"""Jumps out of a part of a function that are looked at to find the function."""
+"""The most jumps out of a split-off part of a function that are followed to find the function."""
 COMPARED_BYTES = 4096
 """Bytes of a file that are compared with memory. The build id usually is among them."""
 

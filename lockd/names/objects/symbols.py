@@ -18,36 +18,38 @@ STT_NOTYPE, STT_OBJECT, STT_FUNC, STT_COMMON, STT_TLS, STT_GNU_IFUNC = 0, 1, 2, 
 STB_LOCAL = 0
 
 MAX_SYMBOLS = 8_000_000
-"""Symbols of one table that are read."""
+"""The most symbols of one table that are read."""
 MAX_KEPT = 2_000_000
-"""Functions, and as many variables, that are kept of one table: 17 bytes each."""
+"""The most functions, and the most variables, that are kept of one table: 17 bytes each."""
 CHUNK = 1 << 17
 """Symbols that are read at a time."""
 MAX_NAME = 4096
 """Bytes of one name that are read."""
 MAX_NAMES = 512 << 20
-"""Bytes of the string table that are in memory while all functions are listed."""
+"""The most bytes of the string table that are in memory while all functions are listed."""
 LOOKED_BACK = 64
-"""Symbols before an address that are checked whether they span it: symbols can lie within others."""
+"""The most symbols before an address of which one may span it. Several are tried, as symbols can lie within
+others."""
 ALIASES = 32
-"""Symbols of one address, on each side of the one that was found, of which the best name is chosen."""
+"""The most symbols of the same address, on each side of the one that was found, among which the best name is
+chosen."""
 MAX_SEARCHED = 32 << 20
 """Largest string table or symbol table that is searched for a variable's name, in bytes.
 
 Tables for dynamic linking are smaller in any program.
 """
 MAX_SUFFIXES = 64
-"""Places in the string table that are tried for a name: a name shares its bytes with longer names that end
-in it."""
+"""The most places in the string table that are tried for a name. A name can share its bytes with longer names
+that end in it."""
 
 GO_SECTIONS = (".gopclntab", ".data.rel.ro.gopclntab")
 GO_MAGICS = (0xFFFFFFF0, 0xFFFFFFF1)
-"""Of the tables that Go 1.18 and Go 1.20 introduced; later releases use the second one."""
+"""The magic numbers of the tables that Go 1.18 and Go 1.20 introduced. Later releases use the second one."""
 GO_HEADER = struct.Struct("<IHBBQQQQQQQQ")
 GO_MODULE, GO_TEXT_AT = ".go.module", 176
 """The section that has the runtime's struct moduledata since Go 1.26, and the offset of its member `text`."""
 SECTIONS_OF_C = (".init", ".init_array")
-"""Sections of programs that a linker of C made: with the code of C that runs before main()."""
+"""Sections with the code of C that runs before main(): only programs that a linker of C made have them."""
 MAX_GO_FUNCTIONS = 2_000_000
 
 Numbers: TypeAlias = "npt.NDArray[Any]"
@@ -103,7 +105,7 @@ class SymbolTable:
         is_text, is_absent = np.zeros(0x10000, bool), np.zeros(0x10000, bool)
         for number, section in enumerate(elf.sections, 1):
             is_text[number] = bool(section.flags & SHF_EXECINSTR)
-            is_absent[number] = not section.flags & SHF_ALLOC  # from memory, such as .gnu.warning.gets
+            is_absent[number] = not section.flags & SHF_ALLOC  # not in memory, such as .gnu.warning.gets
         functions, variables, thread_locals = _Collector(), _Collector(), _Collector()
         for entries in _entries(elf, table):
             kinds, has_size = entries["info"] & 15, entries["size"] > 0

@@ -29,15 +29,16 @@ MOST_TYPE_NAME = 64
 MOST_SPAN = 1 << 17
 """Bytes from the first to the last member that one read of a structure may cover."""
 THREAD_STRUCTURE = 4096
-"""Bytes: on arm64 a thread's id is its thread pointer minus the size of a structure, which is below this."""
+"""A size in bytes. On arm64 a thread's id is its thread pointer minus the size of a structure, which is
+smaller than this."""
 TAGS = 7
 """Bits of a pointer in a frame that CPython 3.14 uses for itself."""
 CODE, NONE, TEXT = "code", "NoneType", "str"
 """Names of types."""
 
 SWITCH_INTERVAL = 5000
-"""Microseconds for which a thread waits for the GIL before it asks for it, unless the program changes that:
-the first word of the GIL. The second is the state of the thread that last got it."""
+"""Microseconds for which a thread waits for the GIL before it asks for it, unless the program changes that.
+This number is the first word of the GIL. The second word points to the state of its last holder."""
 MOST_RUNTIME, RUNTIME_CHUNK = 1 << 20, 1 << 16
 """Bytes from the beginning of `_PyRuntime` in which the GIL is searched for, and that are read at a time."""
 TRAMPOLINE = "<interpreter trampoline>"
@@ -46,7 +47,7 @@ TRAMPOLINE = "<interpreter trampoline>"
 COOKIE = b"xdebugpy"
 """The first bytes of `_PyRuntime` from 3.13 on; the interpreter's own table of offsets follows."""
 OFFSETS_SIZE = 1024
-"""Bytes to read there: enough for the table of every known version."""
+"""Bytes of `_PyRuntime` that are read: enough for the table of every known version."""
 SHIM = 3
 """The least owner of a frame that is not the frame of a Python function."""
 
@@ -69,7 +70,7 @@ class PythonFrame:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a version of CPython keeps its frames: offsets in bytes in the structures named first.
+    """Where a version of CPython keeps its frames: byte offsets in the structures with which the names begin.
 
     -1 stands for a member that the version lacks. All machines have 64 bits.
     """
@@ -128,10 +129,10 @@ _SLOTS = {
     (3, 14): (5, 8, 9, 23, 24, 25, 27, 26, 32, 33, 34, 36, 40, 42, 51, 53, 79, 78, 80),
     (3, 15): (5, 8, 9, 23, 24, 25, 30, 26, 40, 41, 42, 44, 48, 50, 59, 61, 91, 90, 92),
 }
-"""By version, the 64-bit words of the interpreter's table that are the members of Layout, in their order. The
-table has no `cframe_frame`, and not the last two members."""
+"""By version, the index of the 64-bit word of the interpreter's table for each member of Layout, in the order
+of the members. The table lacks `cframe_frame` and the last two members."""
 FREE_THREADED = 2
-"""The word of the table that is not 0 in a build without the GIL."""
+"""The index of the word of the table that is not 0 in a build without the GIL."""
 COMPACT = 16
 """Bytes from `text_ascii` to `text_other`."""
 MOST = 1 << 20
@@ -192,10 +193,10 @@ class Interpreter:
         return []
 
     def places(self, memory: Memory, thread_pointer: int) -> tuple[int, ...]:
-        """The numbers of protocol.CPythonPlaces; a thread of the process has this thread pointer.
+        """The numbers of protocol.CPythonPlaces, found by a thread of the process with this thread pointer.
 
-        Empty if that is not one of the interpreter's threads, and if the GIL cannot be found: in a build
-        without one, or if the program has changed its switch interval.
+        Empty if the thread is not one of the interpreter's, or if the GIL cannot be found: in a build without
+        it, or if the program has changed the switch interval.
         """
         if not self._layout:
             self.frames(memory, thread_pointer)
@@ -211,7 +212,7 @@ class Interpreter:
         return (last_holder, layout.thread_id, layout.thread_frame, *cframe, *frame)
 
     def functions(self, memory: Memory, codes: Sequence[int]) -> list[PythonFrame]:
-        """The functions of these code objects, in their order; without those that only mark a call from C.
+        """The functions of these code objects, in their order, without those that only mark a call from C.
 
         Empty if one of them is no code object.
         """
@@ -390,8 +391,8 @@ def _find_last_holder(memory: Memory, layout: Layout, runtime: int) -> int:
 
 
 def _threads(memory: Memory, layout: Layout, runtime: int) -> Iterator[tuple[int, int]]:
-    """The address of the state of each thread, and the thread's id. Raises _BrokenMemory where a list ends
-    that does not fit together."""
+    """The address of the state of each thread, and the thread's id. Raises _BrokenMemory at the first link of
+    a list that does not fit the others."""
     seen = 0
     (interpreter,) = _fields(memory, runtime, (layout.interpreters,))
     for _ in range(MOST_INTERPRETERS):

@@ -29,11 +29,11 @@ STRUCTURES = "gHotSpotVMStructs"
 STRUCTURE = struct.Struct("<QQQi4xQQ")
 """Names of a type, a field and the field's type; whether the field is static; its offset; its address."""
 MOST_STRUCTURES = 20_000
-"""Fields that are read of the description."""
+"""The most fields of the description that are read."""
 MOST_TEXT = 64
-"""Bytes that are read of a name in the description."""
+"""The most bytes of a name in the description that are read."""
 MOST_MODULES = 64
-"""Object files with thread-local memory that a process may have."""
+"""The most object files with thread-local memory that a process may have."""
 MODULE = 16
 """Bytes of a module in the vector that a thread's second word points to, in glibc; musl has another size."""
 MOST_BLOCK = 4096
@@ -51,11 +51,11 @@ OBJECT, WORD, MONITOR = 0b10, 0b110, 0b111
 an object of it; the word that the thread sleeps on, if HotSpot's memory says no more; the address of an
 ObjectMonitor."""
 ADDRESS = (1 << 48) - 1
-"""The bits of a wait's number that have an address."""
+"""The bits of a wait's number that can contain an address."""
 CLASS_AT, CLASS_BITS = 32, 28
 """The lowest bit, and the number of bits, of the class in the number of a wait."""
 GENERATIONS = 4
-"""Numbers that HotSpotPlaces.generation can have."""
+"""How many different numbers HotSpotPlaces.generation can have."""
 
 _CLASS = re.compile(rb"[\w$/\[;\-+.<>\x80-\xff]+")
 _LOCKS = re.compile(r"java\.util\.concurrent\.locks\.(?!.*Condition|LockSupport)\S+")
@@ -117,7 +117,7 @@ class HotSpot:
         with contextlib.suppress(_Unknown, OSError), self._memory() as memory:
             if number >> 61 == MONITOR:
                 name = ""
-                with contextlib.suppress(_Unknown):  # the monitor may be gone
+                with contextlib.suppress(_Unknown):  # the monitor may have been freed
                     name = self._class_of_monitor(memory, number & ADDRESS)
                 return JavaWait(name, guess, "monitor" if guess == "lock" else "cond")
             if number >> 62 == OBJECT:

@@ -60,8 +60,8 @@ def read_capture(
     """The capture of a thread that sleeps, taken without stopping it; None if its stack cannot be read.
 
     Only two registers are known: the caller has them from /proc/TGID/task/TID/syscall. The others are 0.
-    Unwinding needs some of those, which most functions have saved on the stack. It ends at the first function
-    that has not.
+    Unwinding needs some of these others, which most functions have saved on the stack. It ends at the first
+    function that has not saved them.
     """
     stack = b""
     for size in (SLEEPER_BYTES, PAGE - stack_pointer % PAGE):  # the stack may end before SLEEPER_BYTES
@@ -75,6 +75,6 @@ def read_capture(
 
 
 def read_memory(procfs: Path, tgid: int, address: int, size: int) -> bytes:
-    """At most `size` bytes of the memory of a process. Raises OSError, or OverflowError for no address."""
+    """At most `size` bytes of a process's memory. Raises OSError; OverflowError if `address` is none."""
     with (procfs / str(tgid) / "mem").open("rb", buffering=0) as memory:
         return os.pread(memory.fileno(), size, address)

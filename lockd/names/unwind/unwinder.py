@@ -22,7 +22,7 @@ SCANNED_BYTES = 512
 """Bytes above the stack pointer in which a return address counts without other evidence."""
 ADDRESS = 2**64 - 1
 ARM64_ADDRESS = 2**48 - 1
-"""Bits of an address of arm64: in higher bits of a return address a program may have its signature."""
+"""The bits of an address of arm64. The higher bits of a return address may have a signature."""
 CALL, INDIRECT = 1, 2
 """Kinds of call instructions: with the target in the instruction, or in a register or in memory."""
 STUB_BYTES = 64
@@ -56,7 +56,7 @@ class Machine:
 
 
 MACHINES = {17: Machine(7, 6, 16, 16, False), 33: Machine(31, 29, 30, 32, True)}
-"""x86-64 and arm64, by the number of captured registers."""
+"""The machines x86-64 and arm64, by the number of captured registers."""
 PUSHES = {b"\x55": 6, b"\x53": 3, b"\x41\x54": 12, b"\x41\x55": 13, b"\x41\x56": 14, b"\x41\x57": 15}
 """Push instructions at the beginning of x86-64 functions, each with the DWARF number of the register."""
 SETS_FRAME_POINTER = b"\x48\x89\xe5"
@@ -74,7 +74,7 @@ def unwind(code: Code, capture: Capture) -> tuple[int, ...]:
 
 
 def unwind_returns(code: Code, capture: Capture, max_frames: int) -> tuple[tuple[int, int], ...]:
-    """At most `max_frames` addresses as of unwind(), each with the one at which its function will continue.
+    """At most `max_frames` addresses as unwind() returns, each with the one where its function will continue.
 
     Debuggers show the second address. It is the return address, without the byte that unwind() subtracts.
     """
@@ -102,10 +102,10 @@ class _Walk:
         self._words: tuple[int, ...] = struct.unpack_from(f"<{len(capture.stack) // 8}Q", capture.stack)
         self._is_complete = self._was_guessed = False
         self._is_exact = False
-        """Whether the address that was found last is not behind a call."""
+        """Whether the last address that was found is that of the next instruction, and not behind a call."""
         self.may_lack_mappings = False
-        """Whether an old memory map may be the reason why the walk ended: a return address is no code by this
-        map, or code without a rule has no caller that was found."""
+        """Whether an old memory map may be the reason why the walk ended: by this map a return address is no
+        code, or no caller was found for code without a rule."""
 
     def walk(self, max_frames: int) -> tuple[tuple[int, int], ...]:
         program = self._machine.program
@@ -152,7 +152,7 @@ class _Walk:
         address = self._without_signature(caller.get(rule.return_register, 0))
         if not address:
             return None
-        # A signal interrupts any instruction. Its handler returns to code that called nothing.
+        # A signal can interrupt any instruction, and its handler returns to code that made no call.
         is_exact = rule.is_signal
         if not self._is_return(address, is_exact) and not (is_exact := self._ends_signal(address)):
             self.may_lack_mappings |= not self._code.is_executable(address)
@@ -179,7 +179,7 @@ class _Walk:
         return self._code.is_executable(address) and (is_signal or self._call_before(address)[0] > 0)
 
     def _ends_signal(self, address: int) -> bool:
-        """Whether the handler of a signal returns to an address: the code there goes on with other code."""
+        """Whether the handler of a signal returns to this address, at which interrupted code is resumed."""
         rule = self._code.rule(address) if self._code.is_executable(address) else None
         return rule is not None and rule.is_signal
 
