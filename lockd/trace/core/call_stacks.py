@@ -20,22 +20,23 @@ from lockd.views.profile import KernelFrame, Mark
 PAIRS = ("kernel_stacks", "user_stacks")
 """The pairs of maps that the loader hands over for stacks (lockd/bpf/include/trace.bpf.h)."""
 NO_STACK, LOST_STACK = 0, 1
-"""Two stack numbers of trace.bpf.h: no stack was asked for; there was no room for the stack."""
+"""Two stack numbers of trace.bpf.h. NO_STACK: no stack was asked for. LOST_STACK: it found no room."""
 LOST = (Mark("[stack lost]"),)
 """The frames that stand for a stack that was lost."""
 
 MOST_CAPTURED = 8192
-"""Captures that may wait to be unwound. Each takes up to 17 KiB, and 0.2 ms to unwind."""
+"""The most captures that may wait to be unwound. Each takes up to 17 KiB, and 0.2 ms to unwind."""
 MOST_NUMBERS = 1 << 18
-"""Stack numbers that are remembered, of the kernel and of user space each. Several numbers can stand for one
-stack. Stacks with further numbers are lost."""
+"""The most stack numbers that are remembered, of the kernel and of user space each. Several numbers can stand
+for one stack. Stacks with further numbers are lost."""
 
 Names = tuple[str, ...]
 """The functions of a stack, innermost first."""
 
 
 class CallStacks:
-    """Stacks by their numbers. A stack has a user side and a kernel side, each with a number of its own.
+    """Stacks by their numbers. A stack has a user side (functions in user space) and a kernel side, each with
+    a number of its own.
 
     Memory is bounded. If stacks come faster than they can be unwound, or if there are too many of them, the
     excess is counted in `lost`, and the frames of such a stack are LOST.
@@ -50,7 +51,7 @@ class CallStacks:
         self._captured: dict[int, tuple[int, Capture]] = {}
         self._queue: deque[int] = deque()
         self._shared: dict[Any, Any] = {}
-        """One object for all equal addresses, names and tuples of names."""
+        """One object for all equal ones, of addresses, names and tuples of names, to save memory."""
         self._kernel_frames: dict[str, KernelFrame] = {}
         self._small_numbers = itertools.count(LOST_STACK + 1)
         """Numbers for add_unwound() and add_sleeping(). Those of the programs are hashes of 64 bits."""

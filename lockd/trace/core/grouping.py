@@ -22,11 +22,11 @@ MOST_STEPS = 1000
 """The greatest number of steps that --linear takes."""
 
 Row = tuple[Any, int, float | None, float | None]
-"""A slot (or a text, for a tally), the number of values in it, their sum, and the greatest of them."""
+"""A slot (or a text, for a tally), the number of its values, their sum, and the greatest of them."""
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Parse the value of --by: `none`, or names with commas between, each once."""
+    """Parse the value of --by: `none`, or different names with commas between."""
     labels = tuple(name.strip() for name in text.split(","))
     if not all(labels) or len(set(labels)) < len(labels) or ("none" in labels and len(labels) > 1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of names with commas between, each once")
@@ -47,8 +47,8 @@ def linear(text: str) -> Linear:
 
 
 def add_options(parser: argparse.ArgumentParser, by: str, default: str = "none") -> None:
-    """Add --by and --linear. `by` and `default` describe for --help the labels that the tool has, and those
-    without --by."""
+    """Add --by and --linear. For --help, `by` describes the labels that the tool has, and `default` the
+    labels without --by."""
     parser.add_argument(
         "--by", metavar="WHAT", type=names, default=(),
         help=f"print a histogram for each {by}; several labels are separated by commas; `none` prints one "
@@ -105,7 +105,7 @@ class Groups:
         self._by, self._scale = by, scale
         self._stacks = session.stacks if "stack" in by else None
         self._histograms: dict[tuple[Any, ...], Histogram | Tally] = {}
-        """By the values of the labels `by`; a stack is the numbers of its two sides."""
+        """By the values of the labels `by`, where the value of a stack is the numbers of its two sides."""
 
     def add(self, columns: Mapping[str, Sequence[Any]], rows: Iterable[Row]) -> int:
         """Add rows of a window. `columns` has the value of every label for each row, by label name.

@@ -255,7 +255,7 @@ def as_bcc(histogram: Histogram) -> Iterator[str]:
 
 
 def _outermost_first(label: Label) -> str | int | list[str]:
-    """A label as all formats for programs have it: of a stack, the outermost function comes first."""
+    """A label as in all formats for programs: the outermost function of a stack comes first."""
     return label if isinstance(label, str | int) else list(reversed(label))
 
 

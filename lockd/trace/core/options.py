@@ -20,13 +20,13 @@ MOST_ID = 2**31 - 1
 STACKS = 1024
 """Default number of new stacks in one window, of the kernel and of user space each."""
 KEPT_STACKS = 65536
-"""Stack numbers that the programs remember, in order not to hand over the same stack again."""
+"""The most stack numbers that the programs remember, in order not to hand over the same stack again."""
 MOST_TRACED = 1024
-"""Process ids, and thread ids, that a trace can be limited to."""
+"""The most process ids, and the most thread ids, that a trace can be limited to."""
 PROFILE_FORMATS = ("stacks", "folded", "json", "table", "pprof")
 """The formats of tools whose result is a Profile."""
 CAPTURED_BYTES = 16384
-"""Bytes from the top of a thread's stack that a capture has, if the stack is unwound by DWARF tables."""
+"""Bytes from the top of a thread's stack in a capture, if the stack is unwound by DWARF tables."""
 
 
 def seconds(text: str) -> float:
@@ -141,7 +141,7 @@ def add_folded(parser: argparse.ArgumentParser) -> None:
 
 
 class _Format(argparse.Action):
-    """Stores the format, and that it was asked for: otherwise --flamegraph writes nothing but the graph."""
+    """Stores the format, and that it was given. If it was not, --flamegraph writes nothing but the graph."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None

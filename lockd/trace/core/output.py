@@ -21,13 +21,13 @@ from lockd.views import flamegraph, pprof
 from lockd.views.profile import Profile, Sample
 
 GRAPHS = {".svg": flamegraph.svg, ".html": flamegraph.page}
-"""Flame graphs, by the suffix of the file's name."""
+"""The functions that draw flame graphs, by the suffix of the file's name."""
 TABLE_FRAMES = 3
 """Functions of each stack that are shown in a table."""
 
 
 def check(path: Path | None) -> None:
-    """Raise UsageError if the file `path` cannot be written: at the start, not after an hour of tracing."""
+    """Raise UsageError if the file `path` cannot be written: a trace fails at its start, not at its end."""
     if path is None:
         return
     try:
@@ -37,7 +37,7 @@ def check(path: Path | None) -> None:
         with path.open("ab"):
             pass
         if not mode:
-            path.resolve().unlink()  # of a symbolic link, the file that it names: the link was there before
+            path.resolve().unlink()  # a symbolic link stays, as it was there before
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -242,10 +242,10 @@ def _explained(path: Path | None) -> Iterator[None]:
 
 
 class Intervals:
-    """The intervals at whose ends the option --interval has results printed, the first of which begins now.
+    """The intervals of the option --interval, at whose ends results are printed. The first one begins now.
 
-    Each has the length `seconds`; with None there is a single one, which never ends. If this process was kept
-    from running for several of them, they are one.
+    Each interval has the length `seconds`. With None there is a single one, which never ends. If this process
+    was kept from running for several intervals, they count as one.
     """
 
     def __init__(self, seconds: float | None) -> None:

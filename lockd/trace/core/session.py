@@ -35,7 +35,7 @@ PROGRESS_SECONDS = 0.2
 UNWIND_SECONDS = 0.002
 """Seconds of unwinding after which new processes are examined again, as they may end at any moment."""
 MOST_HOOKS_REPORTED = 10
-"""How many of the hooks that could not be attached are reported one by one."""
+"""The most hooks that are reported one by one because they could not be attached."""
 STACK_DEFINES = {"WITH_USER_STACKS", "WITH_KERNEL_STACKS"}
 """The defines with which load_settings() of lockd/trace/core/options.py asks for stacks."""
 BLOCKED_PROCESSES = "blocked_processes"
@@ -105,7 +105,7 @@ class Session:
             for map_, ids in self._traced_ids():
                 for number in ids:
                     map_.update(np.array([number], np.uint32), np.array([1], np.uint8))
-            self._pairs.control.set_tracing(True)  # only now, as hooks are attached one after another
+            self._pairs.control.set_tracing(True)  # only now that every hook is attached
             self.began_ns, self._began = time.monotonic_ns(), time.monotonic()
             # Handlers are set last: a signal during attaching ends the command at once, as there is no
             # result to print.
@@ -201,8 +201,8 @@ class Session:
         losses = {f"{where}: {reason.replace('_', ' ')}": n for (where, reason), n in dropped.items()}
         losses |= {f"{where}: counted without names": n for where, n in overflowed.items()}
         losses |= {f"stacks: {reason.replace('_', ' ')}": n for reason, n in stacks.items()}
-        # The kernel skips a program that a program on the same CPU would call, and a program on a CPU that
-        # is just changing a map.
+        # The kernel skips a program that would run within another program on the same CPU, and a program on a
+        # CPU that is just changing a map.
         for (_, function), fd in zip(self.manifest.functions, self._functions, strict=True):
             description = f"{function}: was running already"
             losses[description] = losses.get(description, 0) + int(program_info(fd)[2])
@@ -222,7 +222,7 @@ class Session:
         self._stopped = True
 
     def _on_signal(self, number: int, _: object) -> None:
-        if self._stopped or self.ended_ns:  # the second signal, or one while the result is being printed
+        if self._stopped or self.ended_ns:  # a second signal, or a signal while the result is being printed
             raise KeyboardInterrupt
         self._stopped = True
 
@@ -289,8 +289,8 @@ class Session:
             self.ended_ns = time.monotonic_ns()
         hooks = [hook.hook for hook in self.manifest.hooks if hook.attached]
         attached, self._attached = self._attached, []
-        # In reverse order, hooks at beginnings are detached before hooks at ends. Otherwise a wait could be
-        # seen to begin but not to end, and would seem to go on.
+        # In reverse order, hooks at beginnings of waits are detached before hooks at their ends. Otherwise a
+        # wait could be seen to begin but not to end, and would seem to go on.
         for hook, fd in reversed(list(zip(hooks, attached, strict=False))):
             if hook == "sched_switch":
                 _visit_cpus()
@@ -394,8 +394,8 @@ def _start_time(tid: int) -> str:
 
 
 def _visit_cpus() -> None:
-    """Run on each CPU for a moment. The thread that runs there is switched out, and its calls, which the
-    programs count at a switch-out, are counted."""
+    """Run on each CPU for a moment, so that the thread that runs there is switched out. At a switch-out the
+    programs count the calls of the thread."""
     allowed = os.sched_getaffinity(0)
     for cpu in allowed:
         with contextlib.suppress(OSError):  # the CPU has just been taken offline

@@ -16,7 +16,7 @@ from lockd.trace.core.histogram import Histogram
 from lockd.trace.futex.lock_rows import LockRow
 
 NameOf = Callable[[int, int, str], tuple[str, str]]
-"""Kind and name of a lock, by process, address, and the kind that its calls look like, or an empty string."""
+"""Returns kind and name of a lock, given process, address, and the kind that its calls look like, or ""."""
 
 KEY = ("tgid", "tid", "uaddr", "kind", "slot", "error", "stack", "is_open")
 SUMS = ("calls", "blocked_ns", "sys_ns")
@@ -28,9 +28,9 @@ CALLS = np.dtype([
 """A row of sums over all calls with the same KEY. `stack` is a number of CallStacks; `is_open` is 1 for waits
 that were open at the end of the trace."""
 MERGED_AT = 16384
-"""Rows that are collected before they are merged."""
+"""The number of rows that are collected before they are merged."""
 MOST = 1 << 20
-"""Keys that are told apart, which take about 100 MB. Calls with further keys are counted without names."""
+"""The most keys that are told apart. They take about 100 MB. Calls with further keys have no names."""
 NAMES = ("tgid", "tid", "uaddr", "stack")
 """The columns of KEY that are 0 in a row without names."""
 UNKNOWN = "[no room]"

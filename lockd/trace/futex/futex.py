@@ -67,7 +67,7 @@ class FutexTrace:
     histograms: dict[tuple[int, int], Histogram]
     """Histograms of blocked times in microseconds, by process and address of the lock."""
     began: float
-    """Seconds since 1970."""
+    """Start of the trace, in seconds since 1970."""
     seconds: float
     """Duration of the trace."""
 

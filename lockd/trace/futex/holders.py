@@ -28,11 +28,11 @@ class Held:
     """What is known of a stack that released a lock."""
 
     releases: int = 0
-    """Releases that woke a thread."""
+    """The number of releases that woke a thread."""
     waited_ns: int = 0
-    """Time for which threads had waited for the lock since the release before."""
+    """Time for which threads had waited for the lock since the previous release, summed over the releases."""
     max_waited_ns: int = 0
-    """The longest such time of one release."""
+    """The longest time for which threads had waited at one release."""
 
 
 @dataclass

@@ -13,16 +13,16 @@ from lockd.names.stacks import StackNames
 from lockd.names.unwind.capture import Capture, decode_captures
 
 MOST_UNCAPTURED = 10_000
-"""Locks without a capture, as no thread blocked on them, that are named from their address alone; further
-ones have no name."""
+"""The most locks that are named from their address alone, because no thread blocked on them and was captured.
+Further such locks have no name."""
 
 MOST_CAPTURED = 4096
-"""Captures that wait to be examined, of up to 18 KiB each. If a capture is left out, the programs capture the
-lock again after 10 seconds."""
+"""The most captures that wait to be examined, of up to 18 KiB each. If a capture is left out, the programs
+capture the lock again after 10 seconds."""
 
 Lock = tuple[int, int, str]
-"""Process, address, and the kind that the calls look like, as a program can use an address again for another
-kind of lock."""
+"""The process and the address of a lock, and the kind that its calls look like: a program can use an address
+again for another kind of lock."""
 
 
 class LockNames:
@@ -64,7 +64,7 @@ class LockNames:
             self._known[lock] = answer
 
     def name(self, tgid: int, address: int, guess: str) -> tuple[str, str]:
-        """Kind and name of a lock. Both can be empty: the kind only if `guess` is, as for wakes alone."""
+        """Kind and name of a lock. Both can be empty; the kind only if `guess` is, as it is for wakes."""
         lock = tgid, address, guess
         if lock not in self._known and tgid and self._uncaptured < MOST_UNCAPTURED:
             self._uncaptured += 1

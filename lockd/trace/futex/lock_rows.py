@@ -42,7 +42,7 @@ class CsvFormat:
     columns: tuple[str, ...]
     """The columns that the file must have."""
     source: str
-    """What the file has, which command writes it, and what reads another one, for messages."""
+    """Text for messages: what the file has, which command writes it, and what reads another file."""
     has_bare_stacks: bool = False
     """Whether a stack in the last column may have no quotes, as locktrace writes it."""
 
@@ -144,7 +144,7 @@ def read_lines(name: str, lines: Iterable[str]) -> list[LockRow]:
 
 
 def read_file(path: Path, result_of: Callable[[str, Iterable[str]], Result]) -> Result:
-    """What `result_of` makes of the name and the lines of a file. `-` is standard input.
+    """Return what `result_of` makes of the name and the lines of a file. `-` is standard input.
 
     Raises UsageError that names the file if it cannot be read.
     """

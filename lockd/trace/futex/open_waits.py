@@ -24,7 +24,7 @@ from lockd.trace.futex.calls import CALLS, FutexCalls
 PROCFS = Path("/proc")
 FUTEX = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
 FUTEX_WAITV, FUTEX_WAIT = 449, 455
-"""Numbers of system calls, with FUTEX."""
+"""Numbers of system calls that wait, besides FUTEX."""
 PRIVATE, REALTIME = 128, 256
 """FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME, flags of a futex operation."""
 
@@ -73,7 +73,7 @@ class OpenWaits:
                 continue
             if find_wait(self._procfs, wait.tgid, wait.tid) == wait:
                 entered += 1
-            elif threads.lookup(key)["call"]["since"] == now_ns:  # otherwise a program has noted another call
+            elif threads.lookup(key)["call"]["since"] == now_ns:  # otherwise a program has noted a newer call
                 threads.delete(key)
         return entered
 

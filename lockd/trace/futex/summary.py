@@ -19,7 +19,7 @@ from lockd.trace.core.output import aligned, csv_line
 from lockd.trace.futex.lock_rows import LockRow, microseconds
 
 KINDS = {"lock": ("lock", "pi"), "cond": ("cond",)}
-"""Kinds of locks by the value of --events: waits for a critical section of another thread; waits for work."""
+"""Kinds by the value of --events. `lock`: waits for another thread's critical section. `cond`: for work."""
 DEFAULT_COLUMNS = ("blocked.sum", "blocked.count", "blocked.avg", "blocked.max", "wait.count", "threads")
 NAMELESS = re.compile(r"(.+)\+0x[0-9a-f]+")
 """What a stack shows for a function without a name: the object file, and the offset in it."""
@@ -60,7 +60,7 @@ def average_us(total_ns: int, count: int) -> float:
 
 
 Columns = Mapping[str, Callable[[Group[AnyRow]], float]]
-"""The values of groups, by the name of the column. Times are in microseconds."""
+"""Functions that return the value of a group, by the name of the column. Times are in microseconds."""
 COLUMNS: Columns[LockRow] = {
     "blocked.sum": lambda group: microseconds(group.sum("blocked_ns")),
     "blocked.count": lambda group: group.sum("blocked_count"),

@@ -51,7 +51,7 @@ and holds are measured; for this the kernel must support fentry programs or kpro
 STREAMED = ("csv", "table")
 """The formats of tables and records, which are written while the trace goes on."""
 FORMATS = (*STREAMED, "folded", "stacks", "json", "pprof")
-"""The others are of a profile."""
+"""All formats. Those that are not in STREAMED show a profile."""
 LONGEST_PERIOD_MS = 60_000
 RECORDS_SECONDS = 10.0
 """Seconds for which records are made if no duration is given, as in milli-klockstat."""
@@ -217,7 +217,7 @@ class LockTrace:
         self._has_holds = self._report_mode()
         self._names = Names(session.stacks, self._types)
         self._sums = Sums()
-        """The rows of the whole trace, if a profile is to be written; they grow as long as it goes on."""
+        """The rows of the whole trace, if a profile is to be written. They grow until the trace ends."""
         self._makes_profile = bool(args.flamegraph) or args.format not in STREAMED
         self._began = time.time()
 
@@ -299,9 +299,9 @@ class LockTrace:
         return Profile(TITLE, tuple(VALUES[n] for n in order), measured, self._began, self._session.elapsed)
 
     def _select(self, rows: Columns) -> Columns:
-        """The rows that the options select. Adds them to the totals, as far as these are needed."""
+        """Return the rows that the options select. Add them to the totals that are needed."""
         args = self._args
-        # Behind the NUL are bytes of an older name, until 06c5088aeedd (5.17).
+        # Before 06c5088aeedd (5.17), bytes of an older name follow the NUL.
         rows["comm"] = [comm.partition(b"\0")[0] for comm in rows["comm"].tolist()]
         mask = self._names.matching(rows, args.caller, args.lock)
         if not args.no_filter_monitors:

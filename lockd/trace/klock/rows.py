@@ -24,7 +24,7 @@ ROW = np.dtype(
         ("period", np.int64),  # number of the period: time on CLOCK_MONOTONIC divided by the period's length
         ("tid", np.int64),
         ("tgid", np.int64),
-        ("comm", "S16"),  # of the thread
+        ("comm", "S16"),  # comm of the thread
         ("type", np.int64),
         *((name, np.int64) for name in (*SUMS, *MAXIMA)),
     ]
@@ -38,7 +38,7 @@ their times until then.
 HELD_TYPES = 4
 """The number of lock types, the first of enum lock_type, whose acquisitions and releases are traced."""
 MOST_ROWS = 32768
-"""Rows that Sums stores at least before it merges them."""
+"""The least number of rows that Sums stores before it merges them."""
 SETTLED_NS = 20_000_000
 """Nanoseconds after which a lock that a thread has asked for, and does not wait for, counts as acquired.
 
@@ -49,7 +49,7 @@ NO_STACK = "[stack lost]"
 
 
 def drained_rows(drained: dict[str, Entries]) -> Columns:
-    """The entries of the pairs `kernel_locks` and `kernel_holds` as rows: waits in some, holds in others."""
+    """The entries of the pair `kernel_locks` (waits) and of the pair `kernel_holds` (holds) as rows."""
     parts = [np.zeros(0, ROW)]
     for name in ("kernel_locks", "kernel_holds"):
         if name in drained:
@@ -113,7 +113,7 @@ def unfinished_holds(
         began = since[which, level]
         rows["period"] = began // period_ns
         rows["holding"] = 1
-        # At the lower levels, the programs have counted the acquisition when it happened.
+        # The acquisitions of lower levels were counted by the programs when they happened.
         rows["acquired"] = (depth[which] == level).astype(np.int64)
         rows["hold_ns"] = rows["max_hold_ns"] = ended_ns - began
         parts.append(rows)
@@ -123,8 +123,8 @@ def unfinished_holds(
 def merged(rows: Columns, *by: str) -> Columns:
     """One row for each combination of values in the columns `by`, sorted by these columns.
 
-    The columns SUMS and MAXIMA are added up. All others are those of the row with the longest wait or, among
-    equals, the most acquisitions.
+    The columns SUMS are added up, and the columns MAXIMA have the greatest value. All other columns are those
+    of the row with the longest wait or, among equals, the most acquisitions.
     """
     if not len(rows):
         return rows
@@ -161,7 +161,7 @@ def comm_of(row: Any) -> str:
 
 @dataclass
 class Count:
-    """Waits and acquisitions of rows with any stacks: a wait and its acquisition have different stacks."""
+    """Waits and acquisitions, summed up over stacks: a wait and its acquisition have different stacks."""
 
     waits: int = 0
     got: int = 0

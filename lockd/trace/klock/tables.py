@@ -21,7 +21,7 @@ MARK = "*"
 
 
 class Side(NamedTuple):
-    """The words of one of the two tables, and the columns of ROW that it is made from."""
+    """The table of waits or that of holds: its words, and the columns of ROW that it is made from."""
 
     title: str
     participle: str

@@ -11,14 +11,14 @@ from lockd.trace.mutex.times import Key, Measurement, Times
 from lockd.views.profile import Mark, Profile, Sample, Value
 
 NUMBERS = 6
-"""The first columns of the table, which are right-aligned."""
+"""The number of columns at the start of the table that are right-aligned."""
 COLUMNS = (
     "pid", "comm", "address", "lock", "count", "total_ns", "max_ns", "errors", "state", "stack",
 )  # fmt: skip
 
 
 def _sorted(times: Times) -> list[tuple[Key, Measurement]]:
-    """The largest sum last, as in bpftrace's output, so that the end of a terminal shows it."""
+    """Measurements in the order of bpftrace's output: the largest sum is last, where a terminal shows it."""
     return sorted(
         times.items(),
         key=lambda item: (item[1].total, item[1].times.count, item[0].lock, item[0].comm, item[0].frames),

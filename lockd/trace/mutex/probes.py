@@ -138,7 +138,7 @@ def _code(descriptor: int, offset: int, size: int) -> bytes:
         return b""
     try:
         code = os.pread(descriptor, size, offset)
-    except (OSError, OverflowError):  # the file says what it likes of itself
+    except (OSError, OverflowError):  # the headers of a file can say anything
         return b""
     return code if len(code) == size else b""
 

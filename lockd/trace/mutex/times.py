@@ -63,7 +63,7 @@ class Measurement:
 Times = dict[Key, Measurement]
 
 _StackKey = tuple[int, int, int, str, str]
-"""Process, mutex, number of the stack, comm and state."""
+"""The process, the mutex, the number of the stack, the comm and the state of a measurement."""
 
 
 class MutexTimes:

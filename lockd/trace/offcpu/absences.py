@@ -23,15 +23,15 @@ from lockd.trace.core.session import Session
 from lockd.trace.offcpu.older_waits import OlderWaits
 
 MOST = 1 << 20
-"""Keys that are told apart, which take about 250 MB with wakers. Absences with further keys are counted
-without names."""
+"""The most keys that are told apart. They take about 250 MB with wakers. Absences with further keys are
+counted without names."""
 NOBODY = "[no room]"
-"""The comm of absences that were counted without names, as the map of those with names was full, or as there
-were more than MOST keys."""
+"""The comm of absences that were counted without names, because the map of absences with names was full, or
+because there were more than MOST keys."""
 UNSEEN = "[unknown]"
 """The comm of a waker that no program saw."""
 INTERRUPT = "[interrupt]"
-"""The comm of the waker if an interrupt ended the wait, as the interrupted thread has no part in it."""
+"""The comm of the waker if an interrupt ended the wait: the interrupted thread has no part in that."""
 NS_PER_US = 1000
 
 
@@ -39,7 +39,7 @@ NS_PER_US = 1000
 class Waker:
     """The thread that ended a wait. Its stacks are innermost first.
 
-    `comm` may be UNSEEN or INTERRUPT. `tid` is 0 for the idle task, and where there is no thread.
+    `comm` may be UNSEEN or INTERRUPT. `tid` is 0 for the idle task, and if no thread is known.
     """
 
     comm: str
@@ -68,7 +68,7 @@ class Place:
     is_older: bool = False
     """Whether the absence began before the trace."""
     waker: Waker | None = None
-    """None if wakers were not asked for, if the thread was preempted, or if it still waits."""
+    """The waker; None if wakers were not asked for, if the thread was preempted, or if it still waits."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Absences:
         self._rows: dict[bytes, int] = {}
         """Row of `_sums` by the bytes of a key."""
         self._tgids: dict[int, int] = {}
-        """Process by thread."""
+        """The process of each thread, by thread id."""
         self._sums = np.zeros((64, 4), np.int64)
         """The four members of Times in each row."""
         self._nobody = Times()

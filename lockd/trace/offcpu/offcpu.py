@@ -109,7 +109,7 @@ def trace(
     _check(args)
     args.min_block_ns = args.min_block_time * NS_PER_US
     args.max_block_ns = options.LONGEST_NS
-    if args.max_block_time:  # a wait is not too long while its whole microseconds are not too many
+    if args.max_block_time:  # whole microseconds are compared: a wait may be longer by a part of one
         args.max_block_ns = (args.max_block_time + 1) * NS_PER_US - 1
     began = time.time()
     with Session(title, _settings(args, defines, maps), args.duration, args.pids, args.tids) as session:
@@ -185,7 +185,7 @@ def labels_of(place: Place) -> dict[str, str]:
 def join_stacks(user: Names, kernel: Names, delimiter: Mark, args: argparse.Namespace) -> Names:
     """One stack of both sides, outermost first, with a delimiter between them if -d asks for it."""
     kernel = () if args.user_stacks_only else kernel
-    user = () if args.kernel_stacks_only else user  # waits from before the trace have one all the same
+    user = () if args.kernel_stacks_only else user  # older waits have a user stack all the same
     between = (delimiter,) if args.delimited and user and kernel else ()
     return (*reversed(user), *between, *reversed(kernel))
 

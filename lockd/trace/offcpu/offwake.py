@@ -22,7 +22,7 @@ EPILOG = """examples:
 BETWEEN = Mark("--")
 """The frame between the stack of the thread that waits and the stack of the waker."""
 NOT_WOKEN, PREEMPTED = Mark("[not woken]"), Mark("[preempted]")
-"""Frames in place of the waker: the wait goes on; the thread was preempted and did not wait."""
+"""Frames in place of the waker. NOT_WOKEN: the wait goes on. PREEMPTED: the thread did not wait."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,7 @@ STATES = {"S": "interruptible", "D": "uninterruptible"}
 """Members of the programs' enum state, by the letters of proc_pid_stat(5); other letters are `other`."""
 RUNNING = "R"
 NO_CALL = -1
-"""The number of the system call of a thread that is in none."""
+"""The value of `nr` for a thread that is in no system call."""
 FILE_KINDS = (
     ("socket", stat.S_ISSOCK),
     ("pipe", stat.S_ISFIFO),
@@ -37,7 +37,7 @@ FILE_KINDS = (
     ("regular", stat.S_ISREG),
     ("regular", stat.S_ISBLK),
 )
-"""Members of the programs' enum file_kind, with the test of the file's mode."""
+"""Members of the programs' enum file_kind, each with a test of a file's mode."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class BlockedThread:
     nr: int
     """Number of the system call, or NO_CALL."""
     detail: tuple[str, str] | None
-    """An enum of the programs (futex_kind or file_kind) and its member; None if no detail is needed."""
+    """What the call waits for: an enum of the programs (futex_kind or file_kind) and its member, or None."""
     capture: Capture | None
-    """The user side; of the registers only the stack pointer and the program counter are known."""
+    """The stack in user space. Of its registers only the stack pointer and the program counter are known."""
     kernel: tuple[str, ...]
     """Functions in the kernel, innermost first."""
 
 
 class OlderWaits:
-    """The older waits of a session.
+    """The waits of a session that began before the trace.
 
     `state_mask` is the value of --state; None for waits in all states. `only_users` leaves out the threads of
     the kernel, `only_kernel` all others.
@@ -82,7 +82,7 @@ class OlderWaits:
         self._state_mask = state_mask
         self._only_users, self._only_kernel = only_users, only_kernel
         self._numbers: set[int] = set()
-        """Stack numbers of the older waits."""
+        """Stack numbers of the waits that were entered."""
 
     def has_stack(self, number: int) -> bool:
         """Whether a stack number belongs to a wait that began before the trace."""
@@ -194,7 +194,7 @@ def _kernel_stack(directory: Path) -> tuple[str, ...]:
 def _detail(directory: Path, call: list[str]) -> tuple[str, str] | None:
     group, _ = calls(os.uname().machine).get(int(call[0]), ("", ""))
     if group == "futex":
-        return "futex_kind", "none"  # the kind depends on what was in memory when the wait began
+        return "futex_kind", "none"  # the kind of futex depends on what was in memory when the wait began
     return ("file_kind", _file_kind(directory, int(call[1], 16))) if group == "read" else None
 
 

@@ -22,7 +22,7 @@ LDCONFIG = ("ldconfig", "/sbin/ldconfig", "/usr/sbin/ldconfig")
 MUSL = re.compile(r"ld-musl-.*|libc\.musl-.*")
 """File names of musl's C library."""
 MOST_LISTED = 12
-"""Files of a process that an error message lists."""
+"""The most files of a process that an error message lists."""
 IN_LIBC = ("pthread", "rt", "dl", "util", "anl")
 """Libraries that are parts of libc since glibc 2.34, and always in musl."""
 
@@ -38,7 +38,7 @@ class Binary:
     place: str
     """A path by which lockd, and the kernel for lockd, find this file."""
     descriptor: int
-    """The caller of find_binaries() closes it."""
+    """The open file. The caller of find_binaries() closes it."""
 
     @property
     def name(self) -> str:

@@ -19,5 +19,6 @@ class EventReader:
 
     def read(self) -> Columns:
         """The records since the last call, in the order in which they were written."""
-        # Copied one by one: join() makes a list first, of records whose memory programs may write again.
+        # Each record is copied at once. Without that, join() would first make a list of all records, whose
+        # memory programs may then write again.
         return np.frombuffer(b"".join(map(bytes, self._ring.records())), self._dtype)

@@ -41,7 +41,7 @@ RESULTS = {
     0: "success", 1: "died", -512: "ERESTARTSYS", -513: "ERESTARTNOINTR", -514: "ERESTARTNOHAND",
     -516: "ERESTART_RESTARTBLOCK",
 }  # fmt: skip
-"""Names of the results that are no errno, by number (lockd/bpf/trace/latency.bpf.c)."""
+"""Names of the results that have no name in `errno`, by number (lockd/bpf/trace/latency.bpf.c)."""
 UNITS = {"ns": 1, "us": 1000, "ms": 1_000_000}
 NEAREST = 3
 
@@ -129,7 +129,7 @@ class Latencies:
         return self.groups.add(columns, rows)
 
     def add_ongoing(self, calls: Entries, now_ns: int) -> int:
-        """Add calls that have not returned, also those of stopped processes. Returns their number."""
+        """Add calls that have not returned, including calls of stopped processes. Returns their number."""
         ids, entries = calls
         times_ns = now_ns - entries["since"].astype("i8")
         wanted = (entries["since"] > 0) & (times_ns >= self._shortest)

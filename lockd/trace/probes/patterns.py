@@ -35,15 +35,16 @@ MECHANISMS = {KERNEL: ("kprobe", "fentry"), USER: ("uprobe",), TRACEPOINT: ("tra
 NEAREST = 3
 """Names that a message suggests if no name matches."""
 COMPARED = 20_000
-"""The largest number of names that are searched for similar names; each takes some 10 us."""
+"""The largest number of names that are compared to suggest similar ones. Each takes some 10 us."""
 BEGINS_ALIKE = 3
-"""Characters that names must have in common at the start to be searched, if there are more than COMPARED."""
+"""If there are more than COMPARED names, only those are compared that begin with the same characters: the
+number of these characters. Names that contain the whole word are compared as well."""
 MOST = 1000
 """Functions or tracepoints that one pattern may match, as in bcc."""
 PROGRAM = "trace"
 """The value of hooks.Candidate.program."""
 NO_EVENTS = ("ftrace",)
-"""Categories that tracefs lists among the events, but to whose members no program can be attached."""
+"""Categories of events in tracefs to which no program can be attached."""
 
 _OBJECT = re.compile(r"[\w./+*?\[\]-]+")
 """The name or path of a program or library, or a pattern for those that a process has mapped."""
@@ -237,7 +238,7 @@ class KernelFunctions:
     COPY = re.compile(r"\.(?:isra|constprop|part|llvm)\b.*")
     """The suffixes that compilers append to the names of copies of a function."""
     NO_FUNCTION = re.compile(r"__(?:pfx|cfi)_.*|.*\.cold(?:\.\d+)?")
-    """Symbols of the bytes before a function, and of parts of functions that other parts jump to."""
+    """Symbols that are no functions: bytes before a function, and parts of a function that others jump to."""
     MADE_AT_RUN_TIME = (b"bpf", b"__builtin__ftrace", b"__builtin__kprobes")
     """Names that kallsyms shows in place of a module for code that the kernel has generated."""
     FILTER = "available_filter_functions"
@@ -306,11 +307,12 @@ class KernelFunctions:
         return counts
 
     def _blacklisted(self) -> set[str]:
-        """Names from lines of the form `0xSTART-0xEND NAME`."""
+        """The functions that the kernel refuses to probe, from lines of the form `0xSTART-0xEND NAME`."""
         return {line.split()[-1] for line in _lines(self._blacklist)}
 
     def _traceable(self) -> set[str]:
-        """Names from lines of the form `NAME` or `NAME [MODULE]`; empty if the file cannot be read."""
+        """The functions that the kernel can trace, from lines of the form `NAME` or `NAME [MODULE]`; empty if
+        the file cannot be read."""
         return {line.split()[0] for line in _lines(self._filter)}
 
 
@@ -373,7 +375,7 @@ def _function_matcher(pattern: Pattern) -> Callable[[str], bool]:
 
 
 def _probe_offset(file: ObjectFile, binary: Binary, entry: FunctionEntry) -> tuple[int, str]:
-    """The offset in the file where the probe is attached, and the reason why it cannot be, else empty."""
+    """The offset in the file where the probe is attached, and the reason if it cannot be, otherwise empty."""
     if entry.is_indirect:
         address = max(_ifunc_address(file, binary.descriptor, name) for name in entry.names)
         if address < 0:

@@ -52,7 +52,7 @@ CODES_OF = {
     "SIGIO": "POLL_ IN OUT MSG ERR PRI HUP",
     "SIGSYS": "SYS_ SECCOMP USER_DISPATCH",
 }
-"""Names of the codes of single signals: their common prefix, then the rest of each name from code 1 on."""
+"""Names of the codes that one signal has: their common prefix, then the rest of each name from code 1 on."""
 BY_PROCESS = ("SI_USER", "SI_QUEUE", "SI_MESGQ", "SI_TKILL")
 """Codes of signals that the running process sends.
 
@@ -144,10 +144,10 @@ class Reader:
     def read(self) -> list[Sent]:
         """The signals since the last call, in the order of their times."""
         rows = self._events.read()
-        to_clock = time.time_ns() - time.monotonic_ns()  # anew, as the host's clock may have been set
+        to_clock = time.time_ns() - time.monotonic_ns()  # at each call: the clock may have been set
         ordered = rows[np.argsort(rows["at"], kind="stable")].tolist()
         signals_sent = (self._sent(at_ns + to_clock, *rest) for at_ns, *rest in ordered)
-        # The programs also let through what the kernel sends to others while one of `pids` is running.
+        # The programs also report signals that the kernel sends to other processes while one of `pids` runs.
         return [one for one in signals_sent if not self._pids or {one.sender_pid, one.pid} & self._pids]
 
     def _sent(

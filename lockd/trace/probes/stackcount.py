@@ -160,8 +160,8 @@ class _Counts:
 def write(args: argparse.Namespace, profile: Profile, is_more: bool = False) -> None:
     """Write counts by process and stack as the options say; with `is_more`, append them to the file.
 
-    With -P the formats that have no process id, `folded` and flame graphs, have it in the name of the
-    process: they would add up processes of one name.
+    `folded` and flame graphs have no process id, and would add up processes of one name. With -P the name of
+    the process therefore contains the id.
     """
     others = {"stacks": _multiline(args.perpid, profile)}
     if not args.perpid:
