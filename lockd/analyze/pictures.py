@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 INCHES = (12.0, 11.0)
 DOTS_PER_INCH = 100
 LINES = 5
-"""Locks that one diagram shows."""
+"""The most locks that one diagram shows."""
 HEADROOM = 1.1
 """The upper end of the vertical axis, as a multiple of the highest value."""
 

@@ -115,7 +115,7 @@ def period_starts(records: Records) -> Numbers:
 
 
 def seconds(records: Records, starts: Numbers) -> Numbers:
-    """The starts of periods in seconds since the first period, also if no record of that was selected."""
+    """The starts of periods in seconds since the first period, even if that has no selected record."""
     began = records.began_ns
     return (starts - (period_starts(records)[:1] if began is None else began)) / 1e9
 
@@ -141,8 +141,8 @@ def worst_average_access(records: Records, starts: Numbers) -> Numbers:
 def waiting_threads(records: Records, starts: Numbers) -> tuple[Numbers, Numbers]:
     """The number of distinct threads that waited in each period, and the number that waited on average.
 
-    A record has the period in which a wait ended. The wait is assumed to have ended as late as possible, and
-    extends into earlier periods if it is longer than this one.
+    A record has the period in which a wait ended. The wait is assumed to have ended as late as possible in
+    this period. If it was longer than the period, it extends into earlier ones.
     """
     length = records.period_ns
     rows = records.rows[(records.rows["start_ns"] >= 0) & (records.rows["wait_ns"] > 0)]
@@ -151,7 +151,7 @@ def waiting_threads(records: Records, starts: Numbers) -> tuple[Numbers, Numbers
     waited = np.zeros(len(starts))
     np.add.at(waited, first, np.minimum(starts[first] + length, ends) - begins)
     np.add.at(waited, last[last > first], (ends - starts[last])[last > first])
-    whole = np.zeros(len(starts) + 1)  # the periods between the first and the last
+    whole = np.zeros(len(starts) + 1)  # time in the periods between the first and the last
     np.add.at(whole, first[last > first] + 1, length)
     np.add.at(whole, last[last > first], -length)
     threads = np.zeros(len(starts) + 1, np.int64)
@@ -164,7 +164,7 @@ def waiting_threads(records: Records, starts: Numbers) -> tuple[Numbers, Numbers
 def _spread(rows: Numbers, length: int) -> tuple[Numbers, Numbers]:
     """The begin and the end of the waits of each row in ns, as if they were one wait.
 
-    The wait is assumed to be as late as possible, but before the next wait of the same thread for the same
+    This wait is assumed to be as late as possible, but before the next wait of the same thread for the same
     lock.
     """
     begins, ends = np.zeros(len(rows), np.int64), rows["start_ns"] + length

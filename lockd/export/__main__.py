@@ -60,11 +60,11 @@ def main() -> int:
         control = _socket("--control-fd", args.control_fd)
         listening = [_listening(fd) for fd in args.listen_fd]
         _drop_privileges(args.web_config)
-        # By SIGKILL, because a stopped exporter would keep the port.
+        # SIGKILL ends even a stopped exporter, which would otherwise keep the port.
         privileges.die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:  # the parent ended before the line above
             return 0
-        # Before it reads input from clients.
+        # The filter is set before any input from clients is read.
         confinement.confine(confinement.EXPORTER, log_is_journal=logs.open_journal())
         # The files are read by the unprivileged user, who must be able to read them again later.
         stored = None if args.web_kept_fd is None else os.fdopen(args.web_kept_fd, "r+b", buffering=0)

@@ -42,7 +42,7 @@ class BasicAuth:
         # With one thread, clients that try passwords use one core at most.
         self._thread = ThreadPoolExecutor(1, "bcrypt")
         self._turn = asyncio.Lock()
-        """The use of the thread. Only the first request of each queue waits for it: sources take turns."""
+        """Held to use the thread. Only the first request of each queue waits for it: sources take turns."""
         self._queues: dict[str, _Queue] = {}
         """Queues by source."""
         self._wrong = Allowance(WRONG_SHARE, WRONG_SAVED)
@@ -52,8 +52,8 @@ class BasicAuth:
         self._secret = secrets.token_bytes(32)
 
     def close(self) -> None:
-        """Cancel all checks. From now on only passwords that were right before are right, and none keeps a
-        request waiting."""
+        """Cancel all checks. From now on only passwords that were found right before count as right, and no
+        request waits for a check."""
         self._ended.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
 

@@ -18,7 +18,7 @@ Arrays = Mapping[str, memoryview]
 FILTERS = ("unit", "comm", "kind")
 """Parameters that give the value of the column of the same name."""
 MOST_ROWS = 1000
-"""Rows of an answer, and of the sampler's tables of threads and of locks, at most."""
+"""The most rows of an answer, and of the sampler's tables of threads and of locks."""
 DEFAULT_ROWS = 100
 OF_LOCKS = ("futex", "kernel_locks")
 """The programs whose waits are for locks, which have holders."""
@@ -31,7 +31,7 @@ SIDES = {**dict.fromkeys(OF_LOCKS, (WAITER, HOLDER)), OFFCPU: (WAITER, WAKER)}
 """The values of `by` for each program."""
 VALUES = (Value("blocked", "microseconds"), Value("waiting", "microseconds"), Value("waits", "count"))
 HOLDER_VALUES = (Value("waited", "microseconds"), Value("samples", "count"))
-"""What a sample at the stack of a holder says: for how long others waited for it, by an estimate."""
+"""The values of a sample of a holder: an estimate of how long others waited for it, and a count."""
 CONTENTION = ("lock", "pi")
 """Kinds of futex waits that a profile shows if the request has no parameter `kind`."""
 MOST_SECONDS = 60
@@ -157,7 +157,7 @@ def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
     """A profile of the waits for locks since the daemon started, or since their rows were first seen.
 
     The values of a sample are the blocked time of waits that have ended, the time of the longest wait that
-    goes on, and the number of waits that have ended. Those of a holder are HOLDER_VALUES.
+    goes on, and the number of waits that have ended. The values of a sample of a holder are HOLDER_VALUES.
     """
     keyed = zip(arrays["locks.key"], table_rows("locks", head, arrays), strict=True)
     rows = ((key, row) for key, row in keyed if query.has_lock(row))
@@ -172,8 +172,8 @@ class LockSample(Sample):
     """A sample of a row of the table of locks."""
 
     key: int = 0
-    """What the sampler tells the row from all others by. Names do not: the mutexes of many objects have one
-    name, and two places in a function may have the same callers."""
+    """The number by which the sampler tells the row from all others. Names do not suffice: the mutexes of
+    many objects have one name, and two places in a function may have the same callers."""
 
 
 def between(earlier: Profile, later: Profile, seconds: float, is_cut: bool = False) -> Profile:
@@ -191,7 +191,7 @@ def between(earlier: Profile, later: Profile, seconds: float, is_cut: bool = Fal
 
 
 def _waited_between(earlier: Profile, later: Profile, seconds: float, is_cut: bool) -> Iterator[Sample]:
-    """The samples of between() for those who waited."""
+    """The samples of between() for profiles of waiters."""
     before = {_key_of(sample): sample for sample in earlier.samples}
     goes_on = [value.name == "waiting" for value in later.values]
     for sample in later.samples:
@@ -215,7 +215,7 @@ def _waited_between(earlier: Profile, later: Profile, seconds: float, is_cut: bo
 
 
 def _held_between(earlier: Profile, later: Profile, is_cut: bool) -> Iterator[Sample]:
-    """The samples of between() for holders."""
+    """The samples of between() for profiles of holders."""
     before = _holders_by_lock(earlier)
     for lock, holders in _holders_by_lock(later).items():
         if lock not in before and is_cut:
@@ -239,7 +239,7 @@ def _holders_by_lock(profile: Profile) -> dict[int, dict[str, Sample]]:
 def with_waiting(profile: Profile) -> Profile:
     """The profile for formats with one value: blocked time that includes the waits that go on.
 
-    That of holders has such a value already.
+    A profile of holders already has such a value, and is returned as it is.
     """
     if profile.values == HOLDER_VALUES:
         return profile

@@ -148,7 +148,7 @@ class SamplerLink:
             self._send(RELOADED if self.reload(level, float(share)) else NOT_RELOADED)
             return
         if message == SETTLED and not fds:
-            self._latest.clear()  # these answers may be older
+            self._latest.clear()  # these answers may lack what has settled
             if self._settling:
                 self._settling.popleft().set_result(None)
             return
@@ -174,7 +174,7 @@ class SamplerLink:
             self._close(error.strerror)
 
     def _forget(self, request: bytes, answer: Answer) -> None:
-        if self._latest.get(request) is answer:  # not a later answer, after SETTLED
+        if self._latest.get(request) is answer:  # after SETTLED there may be a later answer
             del self._latest[request]
 
     def _close(self, why: str | None) -> None:

@@ -24,7 +24,7 @@ MOST_CONNECTIONS = 256
 HEADER_TIMEOUT = 10.0
 """Seconds from the start of the connection, or from the last answer, to the end of a request's headers."""
 LARGEST_HEADER = 16_384
-"""Bytes of a request's headers."""
+"""The most bytes of a request's headers."""
 ACCEPTED_AT_ONCE = 128
 """Connections that are accepted before other events are handled."""
 ACCEPTED_AGAIN = 1.0
@@ -36,7 +36,7 @@ _LIMITS: dict[str, int] = {
 _GRACE = 2.0
 """Seconds that finish() waits for the answers to requests."""
 _FAREWELL = 0.5
-"""Seconds that it then waits for handlers that notice the end."""
+"""Seconds that finish() then waits for handlers to notice the end of their connections."""
 
 
 class Server(HTTPServer):

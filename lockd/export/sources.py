@@ -57,7 +57,7 @@ class Allowance:
         """
         if share != self._share:
             self._share = share
-            self._paid_until.clear()  # these times follow from the share
+            self._paid_until.clear()  # these times were computed from the old share
 
     def spend(self, source: str, seconds: float) -> None:
         """Charge the source with CPU seconds."""

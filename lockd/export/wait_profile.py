@@ -24,11 +24,11 @@ NOT_SAMPLED = Mark("[not sampled]")
 WAITS_NOW = Mark("[waits now]")
 """The frame in place of the stack for the time of waits that go on."""
 BETWEEN = Mark("--")
-"""The frame between what waited and the stack of the waker, as in `lockd trace offwake`."""
+"""The frame between the stack that waited and the stack of the waker, as in `lockd trace offwake`."""
 UNSEEN = Mark("[unknown]")
 """The waker of a thread whose wake-up was not seen, or a waker that had ended before its name was read."""
 OTHER = "other"
-"""The unit and the comm of the groups in which the sampler adds up those for which it has no room."""
+"""The unit and the comm of groups in which the sampler adds up the groups for which it has no room."""
 
 
 class Stack(NamedTuple):
@@ -55,7 +55,7 @@ REST = Place(OTHER_STACKS)
 
 
 class Weight(NamedTuple):
-    """What samples add up to."""
+    """Sums over samples: the nanoseconds that they stand for, and how many they are."""
 
     ns: int = 0
     samples: int = 0
@@ -73,13 +73,13 @@ class Group:
     """The waits of one group."""
 
     blocked_ns: int = 0
-    """Of waits that have ended."""
+    """The time of the waits that have ended."""
     count: int = 0
-    """The number of these."""
+    """The number of the waits that have ended."""
     waiting_ns: int = 0
-    """Of waits that go on."""
+    """The time so far of the waits that go on."""
     waiting: int = 0
-    """The number of these."""
+    """The number of the waits that go on."""
     weights: dict[Place, Weight] = field(default_factory=dict)
     """The samples of the waits that have ended."""
 
@@ -122,11 +122,11 @@ def _read_groups(head: Head) -> Groups:
 
 
 def _between(earlier: Groups, later: Groups, seconds: float) -> Groups:
-    """What came to the groups in these seconds."""
+    """The waits that were added to each group in these seconds."""
     before = dict(earlier)
     for name, old in earlier.items():
         new, other = later.get(name, Group()), GroupName(OTHER, OTHER, name.kind)
-        # If a group is gone, or has less than before, the sampler has added it to this one in between.
+        # If a group is gone, or has less than before, the sampler has added it to `other` in between.
         if name != other and (new.blocked_ns < old.blocked_ns or new.count < old.count):
             before[other] = _sum(before.get(other, Group()), before.pop(name))
     return {name: _difference(before.get(name, Group()), new, seconds) for name, new in later.items()}
@@ -143,8 +143,8 @@ def _sum(group: Group, more: Group) -> Group:
 
 
 def _difference(old: Group, new: Group, seconds: float) -> Group:
-    """What came to a group in these seconds."""
-    if new.blocked_ns < old.blocked_ns or new.count < old.count:  # it was forgotten, and counts from zero
+    """The waits that were added to a group in these seconds."""
+    if new.blocked_ns < old.blocked_ns or new.count < old.count:  # forgotten in between: counts from zero
         old = Group()
     return Group(
         new.blocked_ns - old.blocked_ns,
@@ -156,18 +156,18 @@ def _difference(old: Group, new: Group, seconds: float) -> Group:
 
 
 def _weights_between(old: dict[Place, Weight], new: dict[Place, Weight]) -> dict[Place, Weight]:
-    """What came to the samples of a group.
+    """The weights that were added to a group.
 
-    The sampler may have merged stacks into REST in between, but the sum of all is sure to grow: REST gets
-    what is left of it. If REST had stacks before, a stack that had no place of its own may have been among
-    them, with any part of its weight. As its growth is unknown, it counts in REST.
+    The sampler may have merged stacks into REST in between, but the sum of all weights never falls: REST gets
+    what the other stacks leave of its growth. If REST had stacks before, a stack that had no place of its own
+    may have been among them, with any part of its weight. As its growth is unknown, it counts in REST.
     """
     came = {}
     for place, (ns, samples) in new.items():
         if place not in old and REST in old:
             continue
         before = old.get(place, Weight())
-        if ns < before.ns or samples < before.samples:  # it was merged in between, and counts from zero
+        if ns < before.ns or samples < before.samples:  # it was merged, and counts from zero
             before = Weight()
         came[place] = Weight(ns - before.ns, samples - before.samples)
     came.pop(REST, None)
