@@ -16,7 +16,8 @@ from lockd.trace.core.histogram import Histogram
 from lockd.trace.futex.lock_rows import LockRow
 
 NameOf = Callable[[int, int, str], tuple[str, str]]
-"""Returns kind and name of a lock, given process, address, and the kind that its calls look like, or ""."""
+"""A function that returns kind and name of a lock. Its arguments are the process, the address, and the kind
+that the calls look like, or an empty string."""
 
 KEY = ("tgid", "tid", "uaddr", "kind", "slot", "error", "stack", "is_open")
 SUMS = ("calls", "blocked_ns", "sys_ns")
@@ -30,7 +31,7 @@ that were open at the end of the trace."""
 MERGED_AT = 16384
 """The number of rows that are collected before they are merged."""
 MOST = 1 << 20
-"""The most keys that are told apart. They take about 100 MB. Calls with further keys have no names."""
+"""The most keys that are told apart: about 100 MB. Calls with further keys are counted without names."""
 NAMES = ("tgid", "tid", "uaddr", "stack")
 """The columns of KEY that are 0 in a row without names."""
 UNKNOWN = "[no room]"

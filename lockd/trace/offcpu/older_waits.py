@@ -62,7 +62,8 @@ class BlockedThread:
     nr: int
     """Number of the system call, or NO_CALL."""
     detail: tuple[str, str] | None
-    """What the call waits for: an enum of the programs (futex_kind or file_kind) and its member, or None."""
+    """What the call waits for: an enum of the programs (futex_kind or file_kind) and its member; None if that
+    is not needed."""
     capture: Capture | None
     """The stack in user space. Of its registers only the stack pointer and the program counter are known."""
     kernel: tuple[str, ...]
