@@ -21,8 +21,8 @@ BPF_TABLE("hash", struct lock_id, struct capture, captures_1, CAPTURES_ENTRIES);
 BPF_ARRAY_OF_MAPS(captures, "captures_0", 2);
 BPF_TABLE("lru_hash", struct lock_id, struct known_lock, known_locks, KNOWN_LOCKS_ENTRIES);
 
-/* Capture the current thread for the lock `id`, unless the window has a capture for it. Return whether it
- * has one. */
+/* Capture the current thread for the lock `id`, unless the window already has a capture for the lock. Return
+ * whether the window has one now. */
 static __always_inline bool keep_capture(void *ctx, u64 task, struct lock_id *id)
 {
     int window = current_window();

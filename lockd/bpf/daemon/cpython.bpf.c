@@ -8,13 +8,13 @@ struct cpython {
     u64 last_holder; /* address of the pointer to the state of the thread that last got the GIL */
     u32 thread_id; /* in a thread's state: its thread pointer, or somewhat less */
     u32 thread_frame; /* in a thread's state: a pointer to its innermost frame, or to a cframe */
-    u32 has_cframe; /* 1: to a cframe */
+    u32 has_cframe; /* 1: `thread_frame` points to a cframe */
     u32 cframe_frame; /* in a cframe: a pointer to the innermost frame */
     u32 frame_previous; /* in a frame: a pointer to the frame of the caller */
     u32 frame_code; /* in a frame: a pointer to the code object of its function */
 };
 
-#define PYTHON_THREAD_BYTES 4096 /* by which a thread's id may be less than its thread pointer, on arm64 */
+#define PYTHON_THREAD_BYTES 4096 /* arm64: the thread pointer is a thread's id plus fewer bytes than this */
 
 BPF_TABLE("lru_hash", u32, struct cpython, cpythons, CPYTHONS_ENTRIES);
 
@@ -45,8 +45,8 @@ static __always_inline u64 python_state(struct cpython *vm, u64 thread_pointer)
     return state && is_own_state(vm, state, thread_pointer) ? state : 0;
 }
 
-/* Put the addresses of the code objects of the functions that the current thread is in into `codes`,
- * innermost first and `most` at most. The rest of `codes` is 0: all of it if its state is not known. */
+/* Fill `codes` with the addresses of the code objects of the current thread's functions, innermost first and
+ * at most `most`. The rest of `codes` is 0. If the state of the thread is not known, all of it is 0. */
 static __always_inline void read_python_functions(u64 thread_pointer, u64 *codes, u32 most)
 {
     u32 tgid = bpf_get_current_pid_tgid() >> 32;
@@ -69,10 +69,10 @@ static __always_inline void read_python_functions(u64 thread_pointer, u64 *codes
 }
 
 #ifdef WITH_USER_HOLDERS
-/* The struct of the GIL: two words, of which the second is the pointer at `last_holder`, two more, and a
- * condition variable and a mutex of glibc, on which threads wait that want the GIL; then another such pair,
- * on which a thread waits that has given it up. These are the words in the condition variables on which
- * threads sleep, in any version of glibc, in bytes from the beginning. */
+/* The struct of the GIL begins with four words, the second of which is the pointer at `last_holder`. Then
+ * come a condition variable and a mutex of glibc, on which threads wait that want the GIL, and another such
+ * pair, on which a thread waits that has given it up. The numbers are offsets in bytes: of the words in the
+ * condition variables on which threads sleep, in any version of glibc, and of the end. */
 #define GIL_WANTED 64
 #define GIL_WANTED_END 80
 #define GIL_SWITCHES 152
@@ -84,17 +84,17 @@ static __always_inline void read_python_functions(u64 thread_pointer, u64 *codes
 struct gil_waits {
     u64 waited; /* ns */
     u64 last; /* time at which the last of the waits ended */
-    u32 tid; /* of the thread that waited then */
+    u32 tid; /* the thread whose wait ended then */
     u32 pad;
 };
 
-#define GIL_ASKED_NS 100000 /* since a thread has asked for the GIL: its holder gives it up by then */
-#define GIL_WAITS_NS 1000000000 /* since then: the GIL was given up, and that was not seen */
+#define GIL_ASKED_NS 100000 /* so soon after a thread has asked for the GIL, its holder gives it up */
+#define GIL_WAITS_NS 1000000000 /* so long after the last wait, the GIL has been given up unseen */
 
 BPF_TABLE("lru_hash", u32, struct gil_waits, gil_waits, CPYTHONS_ENTRIES);
 
-/* Return the place in the struct of the GIL at which `t` waits, or GIL_END if it waits for anything else. The
- * GIL is a lock of which the waits look like those for a condition variable. */
+/* Return the place in the struct of the GIL at which `t` waits, or GIL_END if it waits for anything else.
+ * Waits for the GIL look like waits for a condition variable. */
 static __always_inline u64 place_in_gil(struct thread *t)
 {
     u32 tgid = t->tgid;
@@ -106,8 +106,8 @@ static __always_inline u64 place_in_gil(struct thread *t)
     return at < GIL_END ? at : GIL_END;
 }
 
-/* The wait of the thread `tid`, whose entry is `t`, for the GIL has ended at `now` after `waited` ns, but not
- * because it was given up. */
+/* Add up a wait of the thread `tid`, whose entry is `t`, for the GIL. The wait has ended at `now` after
+ * `waited` ns, but not because the GIL was given up. */
 static __always_inline void add_gil_wait(u32 tid, struct thread *t, u64 waited, u64 now)
 {
     u32 tgid = t->tgid;
@@ -120,8 +120,8 @@ static __always_inline void add_gil_wait(u32 tid, struct thread *t, u64 waited, 
     sum->tid = tid;
 }
 
-/* The current thread `tid` gives up at `now` the GIL for which threads have waited as `sum` says. Return for
- * how long they have waited because of it. */
+/* The current thread `tid` gives up the GIL at `now`. `sum` says for how long threads have waited for it.
+ * Return for how long they have waited because of this thread. */
 static __always_inline u64 take_gil_waits(u32 tid, struct gil_waits *sum, u64 now)
 {
     s64 waited = sum->waited;
@@ -129,7 +129,7 @@ static __always_inline u64 take_gil_waits(u32 tid, struct gil_waits *sum, u64 no
     if (waited <= 0) /* below 0 for a moment if two CPUs have taken it at once */
         return 0;
     add_to(&sum->waited, -waited);
-    /* Otherwise somebody else has given it up, and was not seen to do so. */
+    /* Otherwise another thread has given up the GIL unseen. */
     return now - sum->last < GIL_WAITS_NS && sum->tid != tid ? waited : 0;
 }
 #endif

@@ -99,7 +99,7 @@ struct futex_waiter { /* struct futex_waitv (include/uapi/linux/futex.h) */
     u32 flags, reserved;
 };
 
-/* Describe a futex call by its number and its arguments: address, and kind as guessed from these. */
+/* Describe a futex call by its number and its arguments: note the address and a guess of the kind. */
 static __always_inline void describe_call(struct call *call, u32 nr, u64 *arguments)
 {
     call->uaddr = arguments[0];
@@ -140,9 +140,9 @@ static __always_inline bool is_being_killed(u64 task)
     return pending & (1 << (9 - 1)) || flags & PF_EXITING;
 }
 
-/* Raise the longest wait of an entry by a wait of `task`, or of a thread that is not known if it is 0. The
- * wait of a thread that is killed got nothing, so that it raises no maximum. It does in the tools, where no
- * maximum of a thread is to be below its mean. */
+/* Raise the longest wait of an entry to a wait of `task`, which is 0 if the thread is not known. A wait of a
+ * thread that is killed raises no maximum, because it got nothing. In the tools it does raise the maximum, so
+ * that no maximum of a thread is below its mean. */
 static __always_inline void raise_blocked(u64 *max, u64 task, u64 blocked)
 {
 #ifndef TRACE
@@ -152,7 +152,7 @@ static __always_inline void raise_blocked(u64 *max, u64 task, u64 blocked)
     raise_to(max, blocked);
 }
 
-/* Return the entry for calls like those of `key` for which the map has no room, or NULL. */
+/* Return the entry of the overflow map for calls of `key`, for which the map has no room, or NULL. */
 static __always_inline struct futex_value *futex_overflow(int window, struct futex_key *key)
 {
     struct futex_key rest = {.kind = key->kind, .slot = key->slot, .error = key->error};
@@ -166,8 +166,8 @@ static __always_inline struct futex_value *futex_overflow(int window, struct fut
     return bpf_map_lookup_elem(map, &rest);
 }
 
-/* Add calls to the aggregate of the thread `key->tid`. Its `task` is 0, and its thread group unknown, if
- * only its id is known. */
+/* Add calls to the aggregate of the thread `key->tid`. If only the id of the thread is known, `task` is 0,
+ * and its thread group is unknown. */
 static __always_inline void count_calls(u64 task, u32 tgid, struct futex_key *key, struct ended *ended)
 {
     int window = current_window();
@@ -217,7 +217,7 @@ static __always_inline void count_calls(u64 task, u32 tgid, struct futex_key *ke
     raise_to(&v->max_sys_ns, ended->max_sys_ns);
 }
 
-#define LOOKED_UP_AGAIN 10 /* some 10 ms: by then its kind may be corrected, or its entry dropped */
+#define LOOKED_UP_AGAIN 10 /* some 10 ms: by then the kind of a lock may be corrected, or its entry dropped */
 
 /* The current thread waits for a lock: capture it, unless the lock was captured a moment ago. */
 static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t, u64 now)

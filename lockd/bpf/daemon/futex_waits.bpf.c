@@ -25,7 +25,7 @@ static __always_inline void futex_wait_began(void *ctx, u64 task, struct pt_regs
     t->call = call;
     if (!is_own(t->tgid))
         mark_written(WRITTEN_WAIT, current_window());
-    if (!is_compat) /* whose stack the namer cannot unwind */
+    if (!is_compat) /* the namer cannot unwind the stack of a 32-bit program */
         capture_waiter(ctx, task, t, now);
 }
 

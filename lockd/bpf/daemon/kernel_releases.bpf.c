@@ -3,14 +3,14 @@
  * thread in the context of the thread that releases it, so that the kernel stack tells in which code it does.
  *
  * A stack also tells a release from anything else that wakes a thread: a timer, another thread that waits and
- * gives up, and so on. The namer finds that out for those that are sampled. Here it is taken for a release
+ * gives up, and so on. The namer finds that out for sampled wake-ups. Here a wake-up is taken for a release
  * unless the current thread is the idle one, or a signal ends the wait. */
 
 #define RELEASE_FRAMES 28 /* some eight of them are of the wake-up and of this program */
 
 struct kernel_release { /* END_RELEASE of a lock of the kernel */
     struct release release;
-    u64 frames[RELEASE_FRAMES]; /* of the thread that released the lock, innermost first, up to a 0 */
+    u64 frames[RELEASE_FRAMES]; /* the stack of the thread that released it, innermost first, up to a 0 */
 };
 
 BPF_ARRAY(kernel_release_record, struct kernel_release, 1); /* describes the layout of a record */
@@ -20,7 +20,7 @@ struct awaited_lock {
     u64 type; /* enum lock_type */
 };
 
-/* The kernel lock that a thread waits for, where `awaits` in its entry says that it does. */
+/* By thread id, the kernel lock that a thread waits for; valid while `awaits` in the thread's entry is 1. */
 BPF_TABLE("hash", u32, struct awaited_lock, awaited_locks, WAITS_ENTRIES);
 
 /* Return the address of the lock of the kernel that a thread waits for, or 0. */
@@ -84,8 +84,8 @@ static __always_inline void join_kernel_queue(u32 tid, struct thread *t, u64 now
 #endif
 }
 
-/* Whether a signal wakes `task`, which sleeps: one that it sleeps until, and that would have kept it from
- * going to sleep if it had come before. */
+/* Whether a signal wakes the sleeping `task`: a pending signal that can end its sleep, and that would have
+ * kept it from going to sleep if it had come before. */
 static __always_inline bool is_woken_by_signal(u64 task)
 {
     u64 own = 0, shared = 0, blocked = 0, of_process = 0;
@@ -103,8 +103,8 @@ static __always_inline bool is_woken_by_signal(u64 task)
     return (own | shared) & ~blocked;
 }
 
-/* The wait of `task`, which is in the queue of a lock of the kernel, ends at `now`; `t` is its entry. It is
- * not known how if it is not being `woken`. */
+/* The wait of `task`, which is in the queue of a lock of the kernel, ends at `now`; `t` is its entry. If
+ * the task is not being `woken`, it is not known how the wait ends. */
 static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, struct thread *t, bool woken,
                                                u64 now)
 {

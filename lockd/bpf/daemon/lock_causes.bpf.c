@@ -5,7 +5,7 @@
  * store their owner. At a release it is the thread that is woken, if others wait still. From then on each
  * switch and wake-up of the holder says what it has done since the last one, and the queue of the lock says
  * for how long threads have waited meanwhile. Who releases the lock is known (lock_queues.bpf.c): if it is
- * another thread than the one that was followed, what that did is thrown away.
+ * another thread than the one that was followed, what the followed thread did is thrown away.
  *
  * Many locks do not store their owner, and to follow a holder takes longer than many locks are held: if the
  * last hold of a lock was short, the next holder is not followed until it turns out to hold the lock for
@@ -46,22 +46,22 @@ struct absence {
 /* For how long threads have waited, all together, since the lock was last released, in ns. */
 struct hold_times {
     u64 known; /* while it was known which thread holds it */
-    u64 ready; /* of that, while this thread had no CPU although it was ready to run */
-    u64 blocked; /* of that, while it was blocked */
-    struct absence absence; /* one in which it was blocked, drawn in proportion to their times */
+    u64 ready; /* of `known`: while the holder had no CPU although it was ready to run */
+    u64 blocked; /* of `known`: while the holder was blocked */
+    struct absence absence; /* one of those in which it was blocked, drawn in proportion to their times */
 };
 
-/* A lock is held while threads wait for it. */
+/* A hold of a lock while threads wait for the lock. */
 struct hold {
     u32 tid; /* of the holder; 0: not followed */
     u32 is_short; /* 1: the last hold was shorter than SHORT_HOLD_NS */
     u64 since; /* time up to which `times` is known */
     u64 waited; /* the queue's waited_until(since) */
-    u64 waiting; /* threads that waited then */
+    u64 waiting; /* number of threads that waited at `since` */
     struct hold_times times;
 };
 
-/* Threads by their ids in their own pid namespace, which are what locks store. */
+/* Key of a thread by its id in its own pid namespace, which is the id that locks store. */
 struct namespace_id {
     u32 tgid; /* as lockd sees it */
     u32 tid; /* as the thread sees it */
@@ -128,15 +128,15 @@ static __always_inline void note_absence(struct absence *absence, u32 tid, struc
 #endif
 }
 
-/* Add what threads have waited until `now` to what the holder has done; `waited` is the queue's
- * waited_until(now), and `t` is the holder's entry where it was blocked. */
+/* The holder was in `state` until `now`: add to `hold` what threads have waited meanwhile. `waited` is the
+ * queue's waited_until(now). `t` is the holder's entry, which is needed only if the holder was blocked. */
 static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thread *t, u64 waited,
                                         u64 waiting, u64 now)
 {
     u64 most = (waiting > hold->waiting ? waiting : hold->waiting) * time_between(hold->since, now);
     u64 part = time_between(hold->waited, waited), before = hold->times.blocked;
 
-    if (part > most) /* as in leave_queue() */
+    if (part > most) /* `sum` and `waiting` do not match; see leave_queue() */
         part = most;
     hold->since = now;
     hold->waited = waited;
@@ -155,7 +155,7 @@ static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thre
 }
 
 /* The thread `tid`, whose entry is `t`, is followed from `now` on as the holder of the lock `key`. A thread
- * is the holder of one lock at a time: of the first of them for which others wait. */
+ * is followed for one lock at a time: for the first of its locks for which others wait. */
 static __always_inline void begin_hold(struct hold *hold, u64 *key, u32 tid, struct thread *t, u64 waited,
                                        u64 waiting, u64 now)
 {
@@ -174,8 +174,8 @@ static __always_inline void begin_hold(struct hold *hold, u64 *key, u32 tid, str
 }
 
 /* The current thread releases the lock at `now`. Return in `times` what it has done, if it was followed.
- * Without its flag it was not: another CPU may have changed the flags at the same time, or its id is used
- * again. */
+ * If the flag THREAD_HOLDS is not set, it was not followed: another CPU may have changed the flags at the
+ * same time, or the id is used again. */
 static __always_inline void end_hold(struct hold *hold, struct hold_times *times, u64 waited, u64 waiting,
                                      u64 now)
 {
@@ -190,8 +190,8 @@ static __always_inline void end_hold(struct hold *hold, struct hold_times *times
     hold->tid = 0;
 }
 
-/* Whether it is to be found out who holds the lock for which the current thread, `tid`, begins to wait at
- * `now`: it is not known, or it is thought to be this thread, which was woken but has found the lock taken.
+/* Whether to find out who holds the lock for which the current thread `tid` begins to wait at `now`: either
+ * the holder is not known, or it is thought to be this thread, which was woken but has found the lock taken.
  * `released` is the time of the last release. */
 static __always_inline bool needs_holder(struct hold *hold, u32 tid, u64 released, u64 now)
 {
@@ -203,9 +203,9 @@ static __always_inline bool needs_holder(struct hold *hold, u32 tid, u64 release
 }
 
 /* The thread `tid` holds the lock `key`, for which the current thread waits from `now` on. If the lock is one
- * of the process `tgid`, only a thread of that can hold it. It has held the lock for a while, and has not
- * changed what it does for some time: since the release, at most. As many threads count as waiting all that
- * time. */
+ * of the process `tgid`, only a thread of this process can hold it. The holder has not changed its state for
+ * some time, and counts as having held the lock for that time, but at most since the release. As many
+ * threads as wait now count as waiting all that time. */
 static __always_inline void follow_holder(struct hold *hold, u64 *key, u32 tgid, u32 tid, u64 released,
                                           u64 waited, u64 waiting, u64 now)
 {
@@ -219,8 +219,8 @@ static __always_inline void follow_holder(struct hold *hold, u64 *key, u32 tgid,
 }
 
 /* A thread, whose entry is `t`, runs again at `now`. Note what describe_unfollowed() needs: since when it
- * runs, and for how long it was away and ready to run before. Nothing of that is known if its return was not
- * `seen`. */
+ * runs, and before that, for how long it was away, and ready to run. If its return was not `seen`, nothing of
+ * that is known. */
 static __always_inline void note_return(struct thread *t, u64 now, bool seen)
 {
     u64 off_since = t->off_since, woken_at = t->woken_at;
@@ -233,7 +233,7 @@ static __always_inline void note_return(struct thread *t, u64 now, bool seen)
 
 /* The current thread, which was not followed, releases a lock at `now`; threads have waited `waited` ns since
  * the last release, at `since`. Return in `times` what it has done since it last left its CPU, as its entry
- * tells. In a short hold it counts as running before that. As many threads count as waiting all the time. */
+ * tells. In a short hold it counts as running before that. The number of waiters counts as constant. */
 static __always_inline void describe_unfollowed(struct hold_times *times, u64 since, u64 waited, u64 now)
 {
     u32 tid = bpf_get_current_pid_tgid();

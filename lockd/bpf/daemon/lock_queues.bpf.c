@@ -6,7 +6,7 @@
  * release the holder is the current thread, so that its stack is at hand. A queue for each lock knows how
  * long its threads have waited since the last release.
  *
- * Releases are sampled in proportion to that time. One after which `wait_per_sample` or more was waited is
+ * Releases are sampled in proportion to that time. A release after `wait_per_sample` or more of waiting is
  * always sampled, and weighs what was waited. Any other is sampled with the chance waited / wait_per_sample,
  * and weighs wait_per_sample. The sum of the weights is right on average, whatever the sampler makes of
  * `wait_per_sample` meanwhile.
@@ -19,18 +19,18 @@
 enum wait_end {
     END_RELEASE, /* the current thread releases the lock */
     END_OWNER_ENDED, /* a thread of the process ends, and the kernel releases its robust locks */
-    END_NO_RELEASE, /* by a timeout, a signal, or a release in a way that is not known here */
+    END_NO_RELEASE, /* a timeout, a signal, or a release in a way that is not known here */
 };
 
 struct release {
     u64 address; /* of the lock */
     u64 weight; /* ns */
 #ifdef WITH_CAUSES
-    u64 since; /* time of the release before */
+    u64 since; /* time of the previous release */
     u64 waited; /* what `weight` stands for: ns that threads have waited since then */
     struct hold_times times; /* what the holder has done since then, as far as it is known */
 #endif
-    u32 tgid; /* of the thread that was woken */
+    u32 tgid; /* process of the thread that was woken */
     u8 kind; /* enum futex_kind, as in struct call, or enum lock_type */
     u8 end; /* enum wait_end */
     u8 in_kernel; /* 1: a lock of the kernel */
@@ -45,14 +45,14 @@ BPF_PERCPU_ARRAY(refused_releases, u64, 2); /* by enum refused: samples for whic
 #endif
 
 /* The threads that wait for a lock. They join and leave it on several CPUs at a time. All threads together
- * have waited `sum` + `waiting` * now: `sum` has the end of every wait that has ended, less the begin of
- * every wait. */
+ * have waited `sum` + `waiting` * now, where `sum` is the sum of the ends of all waits that have ended, minus
+ * the begins of all waits. */
 struct lock_queue {
     u64 began; /* time at which the entry was made: the kernel drops entries when others need their place */
     u64 waiting; /* number of threads */
     u64 sum;
     u64 accounted; /* the part of the waited time that has been attributed */
-    u64 released; /* time up to which it has been, for threads that still wait */
+    u64 released; /* time up to which the waits of threads that still wait have been attributed */
 #ifdef WITH_CAUSES
     struct hold hold;
 #endif
@@ -119,12 +119,12 @@ static __always_inline void holder_changes(u32 tid, struct thread *t, u8 state, 
 
 /* The wait of the thread `tid`, whose entry is `t` and which is in the queue of the lock `key`, ends at
  * `now`. Return the time that is to be attributed to what ended it. With the causes of waits, say in
- * `release` what the holder has done; `is_next` is whether the thread that is woken is the next one. */
+ * `release` what the holder has done; `is_next` says whether the woken thread is the next holder. */
 static __always_inline u64 leave_queue(u32 tid, struct thread *t, u64 *key, u8 end, u64 now,
                                        struct release *release, bool is_next)
 {
     struct lock_queue *queue = lock_queues.lookup(key);
-    u64 began = t->off_since ? t->off_since : now; /* it may be on its way out still */
+    u64 began = t->off_since ? t->off_since : now; /* it may still be leaving its CPU */
     u64 waited = time_between(began, now);
 
     t->queued = QUEUED_NOT;
@@ -139,7 +139,7 @@ static __always_inline u64 leave_queue(u32 tid, struct thread *t, u64 *key, u8 e
     u64 waiting = queue->waiting, all = waited_until(queue, waiting, now);
     u64 released = queue->released;
     if (end == END_NO_RELEASE) {
-        /* Whoever made it wait has not let go. What this thread waited for it blames nobody. */
+        /* The holder has not released the lock. The wait of this thread is attributed to nobody. */
         waited = time_between(released > began ? released : began, now);
         add_to(&queue->accounted, waited);
     } else {
@@ -177,7 +177,7 @@ static __always_inline u64 weight_of_sample(u64 waited, u64 now)
     return chosen_by(now) * per_sample < waited << 22 ? per_sample << 10 : 0;
 }
 
-/* The ring has no room for a sample of this weight. */
+/* Count a sample of this weight for which the ring has no room. */
 static __always_inline void refuse_sample(u64 weight)
 {
     u32 which = REFUSED_SAMPLES;

@@ -506,7 +506,7 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
     if (t->off_since)
         came_back_unseen(tid, t, now);
 #ifndef HAVE_PREV_STATE
-    /* Since 5.8 a waker changes the state before the thread has left its CPU. It called woken() before. */
+    /* Since 5.8 a waker changes the state before the thread leaves its CPU. woken() noted the old state. */
     if (task_state & TASK_WAKING)
         task_state = t->state == STATE_UNINTERRUPTIBLE ? TASK_UNINTERRUPTIBLE : TASK_INTERRUPTIBLE;
 #endif

@@ -3,11 +3,11 @@
  * its registers tell whether it does, and its user stack tells in which code. */
 
 #ifdef TRACE
-/* Releases after which threads had waited, and what ended waits otherwise. */
+/* Key of releases for which threads had waited, and of anything else that ended waits. */
 struct held_key {
     u64 address;
     u64 stack; /* number of the stack that released the lock, see trace.bpf.h */
-    u32 tgid; /* of the thread that was woken */
+    u32 tgid; /* process of the thread that was woken */
     u8 kind; /* enum futex_kind */
     u8 end; /* enum wait_end */
     u16 pad;
@@ -15,7 +15,7 @@ struct held_key {
 
 struct held_value {
     u64 releases;
-    u64 waited_ns; /* for which threads had waited since the last release before */
+    u64 waited_ns; /* time for which threads had waited since the previous release */
     u64 max_waited_ns;
 };
 
@@ -45,7 +45,7 @@ static __always_inline void count_release(void *ctx, struct release *release, u6
     add_to(&v->waited_ns, waited);
     raise_to(&v->max_waited_ns, waited);
 }
-#define LAST_QUEUED_KIND KIND_COND /* a rwlock looks like one until the trace ends */
+#define LAST_QUEUED_KIND KIND_COND /* a rwlock looks like a condition variable until the trace ends */
 #else
 #define LAST_QUEUED_KIND KIND_PI
 
@@ -83,8 +83,8 @@ struct glibc_rwlock { /* since glibc 2.25 */
     u32 writer;
     u32 shared;
 };
-#define RWLOCK_PHASE_AT 8 /* of the word on which threads wait for the phase to change */
-#define RWLOCK_WRITERS_AT 12 /* of the word on which writers wait for a writer */
+#define RWLOCK_PHASE_AT 8 /* offset of the word on which threads wait for the phase to change */
+#define RWLOCK_WRITERS_AT 12 /* offset of the word on which writers wait for another writer */
 #define WRITE_LOCKED 3 /* both of these bits of `readers` are set while a writer has the lock */
 
 /* Return the thread id that the lock has stored for which `t` waits, or 0 if it stores none. The rules are
@@ -194,8 +194,8 @@ static __always_inline void output_user_release(void *ctx, struct release *relea
 
 /* The current thread `tid`, whose entry is `t`, begins to wait at `now` at this `place` in the struct of the
  * GIL. A thread that has the GIL, and is asked for it, first waits for the mutex there. Then it gives up the
- * GIL, waits until another thread has got it, and waits for the GIL. One of these waits may be all that is
- * seen of it: a thread that has asked may find the GIL free before it sleeps again. */
+ * GIL, waits until another thread has got it, and waits for the GIL. Perhaps only one of these waits is
+ * seen: a thread that has asked may find the GIL free before it sleeps again. */
 static __always_inline void give_up_gil(void *ctx, u32 tid, struct thread *t, u64 place, u64 now)
 {
     bool has_given_up = place >= GIL_SWITCHES && place < GIL_SWITCHES_END;
@@ -206,7 +206,7 @@ static __always_inline void give_up_gil(void *ctx, u32 tid, struct thread *t, u6
 
     if (!vm || !sum)
         return;
-    if (place >= GIL_WANTED && place < GIL_WANTED_END) /* it has been running since before it was asked */
+    if (place >= GIL_WANTED && place < GIL_WANTED_END) /* did it run from before it was asked until now? */
         has_given_up = t->woken_at && t->woken_at < sum->last && now - sum->last < GIL_ASKED_NS;
     if (!has_given_up && (!state || user_word(vm->last_holder) != state))
         return;
@@ -255,8 +255,8 @@ static __always_inline void join_user_queue(void *ctx, u64 task, u32 tid, struct
 #endif
 }
 
-/* The wait of `t`, which is in the queue of a lock in user space, ends at `now`. It is not known how if it
- * is not being `woken`. */
+/* The wait of `t`, which is in the queue of a lock in user space, ends at `now`. If the thread
+ * is not being `woken`, it is not known how the wait ends. */
 static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *t, bool woken, u64 now)
 {
     u64 key = queue_of(t->call.uaddr, t->tgid);
@@ -264,7 +264,7 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
 #ifndef TRACE
     u64 place = place_in_gil(t);
     if (place >= GIL_SWITCHES && place < GIL_SWITCHES_END)
-        end = END_NO_RELEASE; /* who wakes a thread that has given up the GIL has just got it */
+        end = END_NO_RELEASE; /* the waker of a thread that has given up the GIL has just got the GIL */
 #endif
     struct release release = {
         .address = t->call.uaddr,

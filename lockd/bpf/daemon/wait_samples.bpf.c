@@ -11,7 +11,7 @@
  * and whatever the sampler makes of `wait_per_capture` meanwhile. If `usual` is right, each sample weighs
  * `wait_per_capture`: the chance is in proportion to the time waited, so that short waits cost next to
  * nothing however many they are. Waits that are longer than that, of threads that usually wait for so long,
- * are all sampled, and weigh what they are. All of these times are in units of 1024 ns. */
+ * are all sampled, and weigh what was waited. All of these times are in units of 1024 ns. */
 
 #define LEAST_WAIT 64 /* some 65 us: bounds the weight of a wait that is much longer than usual */
 #define FIRST_WAIT 0x18000 /* some 100 ms: the first wait of a thread in a system call */
@@ -27,7 +27,7 @@
 /* What a record of the ring is about. Python reads the names. */
 enum wait_record_kind {
     WAIT_BEGINS, /* the stacks are of the thread that waits */
-    WAIT_ENDS, /* the stacks are of the thread that wakes it; without one there are none */
+    WAIT_ENDS, /* the stacks are of the thread that wakes it; without a waker there are none */
 };
 
 struct wait_record {

@@ -6,7 +6,7 @@
 #define NR_RESTART_SYSCALL 128
 #define NR_CLONE 220
 #define NR_EPOLL_PWAIT 22
-#define NR_EPOLL_WAIT NR_EPOLL_PWAIT /* this architecture does not have it */
+#define NR_EPOLL_WAIT NR_EPOLL_PWAIT /* this architecture has no epoll_wait() */
 
 #else
 #define NR_FUTEX 202
@@ -16,7 +16,7 @@
 #define NR_EPOLL_PWAIT 281
 
 #define USER64_CODE_SEGMENT 0x33
-#define NR_COMPAT_FUTEX 240 /* of 32-bit programs */
+#define NR_COMPAT_FUTEX 240 /* futex() of 32-bit programs */
 #define NR_COMPAT_FUTEX_TIME64 422 /* with a timeout of 64 bits (5.1) */
 #endif
 

@@ -32,7 +32,7 @@ enum loss {
     LOSS_KERNEL_LOCKS__RETURN_MISSED,
     LOSS_KERNEL_HOLDS__HOLDING_FULL,
     LOSS_KERNEL_HOLDS__FULL,
-    LOSS_KERNEL_HOLDS__RETURN_MISSED, /* of a try: the acquisition is lost; of a wait: only the hold is */
+    LOSS_KERNEL_HOLDS__RETURN_MISSED, /* of a try: the acquisition is lost; otherwise only the hold is */
     LOSS_KERNEL_HOLDS__RELEASE_MISSED, /* the thread takes a lock that it seems to hold already */
     LOSS_KERNEL_HOLDS__TAKEN_UNSEEN, /* released although nobody is known to hold it */
     LOSS_KERNEL_HOLDS__TOO_NESTED,
@@ -161,7 +161,7 @@ enum queued { QUEUED_NOT, QUEUED_BY_USER, QUEUED_IN_KERNEL };
 struct thread {
     u64 thread_pointer; /* set once the thread has waited for a lock */
     u64 off_since; /* time at which it was switched out; 0: it is on a CPU */
-    u64 woken_at; /* time of the wake-up; 0: not woken yet. While it is on a CPU: time since when it is */
+    u64 woken_at; /* time of the wake-up; 0: not woken yet. While it is on a CPU: since when it runs */
     /* Thread group that woke it; 0: the idle task, that is, an interrupt. Before it is woken: the chance with
      * which its wait was sampled, or 0 (wait_samples.bpf.c). While it is on a CPU: for how long it was away
      * before, in units of 1024 ns. */
@@ -228,12 +228,12 @@ enum written {
     WRITTENS
 };
 
-/* The sampler has mapped both into its memory: it reads and writes them without system calls (arrays can
- * be mapped since fc9702273e2e, 5.5). */
+/* The sampler has mapped `control` and `written` into its memory: it reads and writes them without system
+ * calls (arrays can be mapped since fc9702273e2e, 5.5). */
 #define MMAPABLE 0x400 /* BPF_F_MMAPABLE */
 BPF_F_TABLE("array", u32, struct control, control, 1, MMAPABLE);
-/* Its only element. The programs have the address as a constant, so that they need no look-up. The loader
- * puts the true address in place of one that begins like AT_<map> (load/compiled.py). */
+/* The only element of `control`. The programs have its address as a constant, so that they need no look-up.
+ * The loader puts the true address in place of one that begins like AT_<map> (load/compiled.py). */
 #define AT_CONTROL 0x6c6f636b00000000
 #define CONTROL ((volatile struct control *)AT_CONTROL)
 /* By enum written and map of the pairs, the number of the last window in which it was written. A window's
@@ -316,7 +316,7 @@ static __always_inline int add_entry(u32 pair, int window, void *map, void *key,
 static __always_inline u32 restraint(void)
 {
 #ifdef TRACE
-    return RESTRAINT_NONE; /* who looks for a moment wants to see it all */
+    return RESTRAINT_NONE; /* a tool that traces for a moment has to see everything */
 #else
     return CONTROL->restraint;
 #endif
@@ -464,7 +464,7 @@ static __always_inline u64 owner_of(u64 lock, u32 type)
     return owner & ~(u64)OWNER_FLAGS;
 }
 
-/* By the helper: reads by instructions double what the verifier examines of on_sched_switch(). */
+/* Reads by the helper: reads by instructions double what the verifier examines of on_sched_switch(). */
 static __always_inline void identify(u64 task, struct who *who)
 {
     u64 leader = 0, css_set = 0, cgroup = 0, node = 0;

@@ -19,7 +19,7 @@ BPF_ARRAY(no_call_stack, struct call_stack, 1);
 BPF_TABLE("hash", u64, struct capture, user_stacks_0, STACKS_ENTRIES);
 BPF_TABLE("hash", u64, struct capture, user_stacks_1, STACKS_ENTRIES);
 BPF_ARRAY_OF_MAPS(user_stacks, "user_stacks_0", 2);
-/* An interrupt may need it while it is in use. The stack of the interrupt is then lost. */
+/* The scratch area of a CPU. If an interrupt needs it while it is in use, the interrupt's stack is lost. */
 struct stack_scratch {
     u64 words[CALL_FRAMES];
     u64 is_used;
