@@ -108,10 +108,11 @@ def is_releasing_helper(name: str) -> bool:
 
 
 def from_release(names: Sequence[str]) -> Sequence[str]:
-    """The functions from the one on that releases a lock, of a stack in which a thread is woken that waits.
+    """The part of a waker's stack that begins with the function that releases a lock.
 
-    Empty if the stack does not show a release: a thread that waits itself wakes another one that does, a
-    thread sends a signal, or an interrupt has come. `names` are innermost first, without tracing functions.
+    `names` are the functions of the stack, innermost first, without tracing functions. The result is empty if
+    the stack does not show a release: the waker waits for a lock itself, or sends a signal, or an interrupt
+    has come.
     """
     waking = list(itertools.takewhile(is_waking, names))
     below = names[len(waking) :]
@@ -121,5 +122,5 @@ def from_release(names: Sequence[str]) -> Sequence[str]:
 
 
 def is_tracing(name: str) -> bool:
-    """Whether the function is in the stack because somebody traces: on top of it, or a trampoline within."""
+    """Whether the function is in a stack only because somebody traces: on top, or as a trampoline within."""
     return _TRACING.fullmatch(name) is not None

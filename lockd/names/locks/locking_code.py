@@ -24,7 +24,7 @@ from lockd.names.objects.jit import JIT_OBJECT
 UNKNOWN = "[unknown]"
 """A frame of a process that was gone before its mappings were read, or of code that no symbol names."""
 LOCK, COND = "lock", "cond"
-"""Kinds: a wait for another thread's critical section, and a wait for other threads to do something."""
+"""Kinds of waits: for another thread to leave a critical section, and for other threads to do something."""
 
 KINDS = {
     "mutex": LOCK, "rwlock": LOCK, "once": LOCK, "gil": LOCK, "monitor": LOCK, "internal": LOCK,
@@ -39,7 +39,7 @@ is Python's threading.Lock, `monitor` is Java's, `synchronizer` are the locks of
 """
 
 LATCH = "ssux_lock"
-"""The class of most of InnoDB's latches in its source: the name given to them in a server without symbols."""
+"""The class of most latches in InnoDB's source. Latches of a server without symbols get this name."""
 
 _PYTHON_OBJECT = re.compile(r"(?:lib)?python[23](?:\.\d+)?[dt]?(?:\.so.*)?$|python$")
 _JVM = "libjvm.so"
@@ -74,7 +74,8 @@ class Frame:
 
 
 LONGEST_NAME = 256
-"""Characters of a function's name that is judged. Demangled names have half as many at most (demangle.py).
+"""Characters of the longest function name that is judged. Demangled names have at most half as many
+(demangle.py).
 
 Only symbols that were made up are longer. The time that patterns take grows with the square of the length.
 """
@@ -105,7 +106,7 @@ def judge(stack: Sequence[Frame], value: int = 0) -> Judgement:
 
     `stack` is innermost first; `value` is what the thread found in the lock's word, 0 if unknown. The
     outermost locking function decides: a condition variable inside a GIL is the GIL. There is one exception:
-    a thread that has returned from a condition variable and waits for its mutex waits for a lock.
+    if a thread is still in the function of a condition variable but waits for its mutex, it waits for a lock.
     """
     stack = _name_latch(stack, value)
     sorts = _classify(stack)
@@ -116,7 +117,7 @@ def judge(stack: Sequence[Frame], value: int = 0) -> Judgement:
         known = family_of(frame.function, frame.object)
         wrapped = "" if known else _family_of_wrapper(frame.function)
         if wrapped and KINDS.get(family) != KINDS[wrapped]:
-            known = wrapped  # around a lock of the same kind, the inner function knows the family better
+            known = wrapped  # otherwise the inner function, of the same kind, tells the family better
         if not implementation and known and frame.function.lstrip("_").startswith("pthread_"):
             implementation = ("musl " if is_musl else "glibc ") + known
         if known and _replaces(known, family):
@@ -147,7 +148,7 @@ def _name_latch(stack: Sequence[Frame], value: int) -> Sequence[Frame]:
     """The stack, with the name LATCH for MariaDB's function that waits for a latch and has no name.
 
     The server calls futex(2) itself, not through the C library's locks, for two things only: a latch, whose
-    word is never 0 when a thread waits for it, and a semaphore, whose word always is.
+    word is never 0 when a thread waits for it, and a semaphore, whose word is then always 0.
     """
     if len(stack) < 2 or not value or stack[0].function != "syscall":
         return stack
@@ -169,8 +170,8 @@ def _replaces(outer: str, inner: str) -> bool:
 def _site(stack: Sequence[Frame], sorts: Sequence[str], end: int) -> str:
     """The label of the first frame that does more than locking; else of the most telling frame that exists.
 
-    `stack[:end]` is the locking code. If the site's function has no name, and its caller in the same object
-    has, the site is the place in the caller.
+    `stack[:end]` is the locking code. If the site's function has no name, but its caller in the same object
+    has one, the site is the place in the caller.
     """
     inner, rest = zip(stack[:end], sorts, strict=False), list(zip(stack[end:], sorts[end:], strict=True))
     locking = [frame for frame, sort in inner if frame.function and sort == "locking"][::-1]
@@ -196,9 +197,9 @@ def _classify(stack: Sequence[Frame]) -> list[str]:
     """The sort of each frame: locking, runtime, common, stub, or empty for a function that may be a site.
 
     A nameless function between locking functions of the same object is locking code, too. So is a nameless
-    function of the C library on top of the stack. Further out it is never a site: the exported function
-    around it is. Stubs exist in HotSpot only: through them Java calls the machine. They and the interpreter
-    do not end the locking code.
+    function of the C library on top of the stack. A nameless function of the C library further out is never
+    a site, but the exported function around it is. Stubs exist only in HotSpot: Java calls the machine
+    through them. Stubs and the interpreter do not end the locking code.
     """
     sorts: list[str] = []
     is_java = False
@@ -209,7 +210,7 @@ def _classify(stack: Sequence[Frame]) -> list[str]:
         if is_hotspot and frame.object == JIT_OBJECT and not re.search(r"\.|::", frame.function):
             sort = "stub"
         elif is_java and frame.object == _JVM:
-            sort = "common"  # the machine called the compiled code: this is in the stack of every thread
+            sort = "common"  # the code by which the machine calls compiled code: every thread has it
         if not frame.function and all(s == "locking" for s in sorts):
             outer = next((other for other in stack[i + 1 :] if other.function), None)
             is_same_object = outer is not None and outer.object == frame.object
@@ -289,7 +290,7 @@ def is_end(function: str) -> bool:
 def _plain(function: str) -> str:
     """A name without template arguments and inline namespaces; Rust's `<T as Trait>::f` is not changed.
 
-    Of a name with more than LONGEST_NAME characters nothing is left.
+    The result is empty for a name with more than LONGEST_NAME characters.
     """
     if len(function) > LONGEST_NAME:
         return ""
@@ -497,8 +498,8 @@ SERVICES = {
 }
 """By service of the C library, the functions that take the library's own locks.
 
-All locks of a service share one name. The function, the arena and the file are chance: else the first thread
-that blocks would name the lock.
+All locks of a service share one name. Otherwise the first thread that blocks would name a lock, and its
+function, its arena or its file would be a matter of chance.
 """
 
 PARKERS = r"""
