@@ -47,6 +47,9 @@ AGAIN_SECONDS = 60.0
 """Seconds from one question for the new functions of a stack to the next, if the first had no answer."""
 MOST_REMEMBERED = 20_000
 """Stacks that are remembered at a time."""
+FEW_NEW = 5
+"""New stacks within a minute that neither start nor keep a namer. On a quiet host most of them are of commands
+that run for a moment, and are never seen again."""
 MOST_OF_PLACE = 64
 """Stacks that are remembered for one process, program counter and list of Python functions. They are compared
 one by one."""
@@ -156,6 +159,12 @@ _Place = tuple[int, tuple[int, ...]]
 """The address at which a thread will continue, and the code objects of its Python functions."""
 
 
+_NewStack = tuple[tuple[int, int, tuple[int, ...]] | None, tuple[int, ...]]
+"""What makes a stack without functions the same as one that was seen before: the process, the address at which
+its thread will continue and the code objects of its Python functions, unless its functions in user space are
+known; and the return addresses in the kernel, unless those are."""
+
+
 @dataclass
 class _Question:
     """A question to the namer, and what is to be remembered of the answer."""
@@ -172,8 +181,9 @@ class _Question:
 class RememberedStacks:
     """Names captured stacks: those that are remembered at once, others by the namer.
 
-    What has been remembered for long is asked again, but for that no namer is started or kept: it takes
-    memory and processor time, and as a rule the answer is the same.
+    A namer takes memory and processor time, so two kinds of questions neither start nor keep one. One is
+    about stacks that have been remembered for long: as a rule, the answer is the same. The other is about
+    stacks that are seen for the first time, if there are few of these.
     """
 
     def __init__(self, resolver: Resolver, cpythons: RuntimePlaces | None = None) -> None:
@@ -190,6 +200,8 @@ class RememberedStacks:
         """Stacks of the kernel by their return addresses; those that were named last come last."""
         self._interrupts: dict[int, _Known] = {}
         """Return addresses in functions by which interrupts enter the kernel."""
+        self._new: dict[_NewStack, float] = {}
+        """When stacks without functions were seen first, by the monotonic clock in seconds; the oldest first."""
 
     def name(
         self, tgid: int, capture: Any, kernel: tuple[int, ...], now: float, python: tuple[int, ...] = ()
@@ -220,7 +232,9 @@ class RememberedStacks:
             user = decode_captures(capture)[0] if asks_user else None
             addresses = kernel if asks_kernel else ()
             question = _Question(stack, tgid, user, python if user else (), addresses, known)
-            if not self._ask(question, is_needed=not is_known):
+            place = (tgid, _program_counter(capture), python) if stack.user is None else None
+            is_needed = not is_known and not self._is_rare((place, addresses), now)
+            if not self._ask(question, is_needed):
                 stack.asked -= ANSWER_SECONDS  # it will not be known
         return stack
 
@@ -231,6 +245,17 @@ class RememberedStacks:
             return False
         self._asked[token] = question
         return True
+
+    def _is_rare(self, new: _NewStack, now: float) -> bool:
+        """Whether a stack without functions is seen for the first time, and is one of few such stacks."""
+        if new in self._new:
+            return False
+        last = itertools.islice(reversed(self._new.values()), FEW_NEW)
+        is_rare = sum(first > now - 60.0 for first in last) < FEW_NEW
+        if len(self._new) == MOST_REMEMBERED:
+            del self._new[next(iter(self._new))]
+        self._new[new] = now
+        return is_rare
 
     def _recognise(self, tgid: int, capture: Any, python: tuple[int, ...]) -> _UserStack | None:
         by_place = self._user.get(tgid)
@@ -312,6 +337,7 @@ class RememberedStacks:
         }
         self._kernel = {at: one for at, one in self._kernel.items() if not one.is_forgotten(now)}
         self._interrupts = {at: one for at, one in self._interrupts.items() if not one.is_forgotten(now)}
+        self._new = {new: first for new, first in self._new.items() if now < first + REMEMBERED_SECONDS}
 
 
 def _without_forgotten(

@@ -16,6 +16,7 @@ from lockd.sample.locks.releases import ANSWER_SECONDS, SamplePace
 from lockd.sample.locks.runtimes import CPYTHON, RuntimePlaces
 from lockd.sample.wait_samples import (
     AGAIN_SECONDS,
+    FEW_NEW,
     MOST_OF_PLACE,
     REMEMBERED_SECONDS,
     UNKNOWN_STACK,
@@ -131,10 +132,12 @@ NAMED = ("read", "fetch", "main"), (PLACE, READ, MAIN), ("schedule", "read"), ()
 def named_once(
     resolver: Asked, *answer: tuple[Any, ...], kernel: tuple[int, ...] = KERNEL
 ) -> RememberedStacks:
-    """One stack is known since second 1, and expires at `EXPIRES`."""
-    names = RememberedStacks(resolver)
+    """One stack is known since second 1, and expires at `EXPIRES`. Later questions are for `resolver`."""
+    first = Asked()
+    names = RememberedStacks(first)
     names.name(TGID, captured(STACK), kernel, 1.0)
-    names.note_answer(StackAnswer(resolver.questions[-1].token, *(answer or NAMED)), 1.0)
+    names.note_answer(StackAnswer(first.questions[-1].token, *(answer or NAMED)), 1.0)
+    names._resolver = resolver
     return names
 
 
@@ -146,11 +149,11 @@ def test_an_old_stack_is_used_at_once_and_asked_again() -> None:
     resolver = Asked()
     names = named_once(resolver)
     assert names.name(TGID, captured(STACK), KERNEL, EXPIRES - 0.1).functions == CALLS
-    assert len(resolver.questions) == 1
+    assert not resolver.questions
     for later in (0.0, 0.1, AGAIN_SECONDS - 0.1):
         assert names.name(TGID, captured(STACK), KERNEL, EXPIRES + later).functions == CALLS
-        assert len(resolver.questions) == 2, "once"
-    assert resolver.needed == 1
+        assert len(resolver.questions) == 1, "once"
+    assert resolver.needed == 0
     again = resolver.questions[-1]
     assert again.kernel == KERNEL
     assert again.capture
@@ -159,7 +162,7 @@ def test_an_old_stack_is_used_at_once_and_asked_again() -> None:
     new = names.name(TGID, captured(STACK), KERNEL, EXPIRES + 2.0)
     assert new.functions == CallStack(("compiled", "main"), ("schedule", "write"))
     assert names.name(TGID, captured(STACK), KERNEL, EXPIRES + REMEMBERED_SECONDS).is_ready(0.0)
-    assert len(resolver.questions) == 2
+    assert len(resolver.questions) == 1
 
 
 def test_what_was_given_out_does_not_change_with_a_later_answer() -> None:
@@ -180,7 +183,7 @@ def test_an_old_stack_stays_if_the_namer_could_not_look_at_it() -> None:
     for number in range(3):
         now = EXPIRES + number * AGAIN_SECONDS
         assert names.name(TGID, captured(STACK), KERNEL, now).functions == CALLS
-        assert len(resolver.questions) == 2 + number
+        assert len(resolver.questions) == 1 + number
         answer = resolver.questions[-1].fallback()
         assert isinstance(answer, StackAnswer)
         names.note_answer(answer, now)
@@ -193,7 +196,7 @@ def test_an_old_stack_goes_if_the_namer_finds_other_code_there() -> None:
     token = resolver.questions[-1].token
     names.note_answer(StackAnswer(token, UNKNOWN_STACK, (PLACE,), ("schedule",), ()), EXPIRES)
     assert not names.name(TGID, captured(STACK), KERNEL, EXPIRES).is_ready(EXPIRES)
-    assert resolver.needed == 2
+    assert len(resolver.questions) == 2
 
 
 def test_a_stack_that_is_seen_again_and_again_needs_no_namer() -> None:
@@ -204,7 +207,7 @@ def test_a_stack_that_is_seen_again_and_again_needs_no_namer() -> None:
         now += REMEMBERED_SECONDS
         names.forget_ended({TGID}, now)
         assert names.name(TGID, captured(STACK), KERNEL, now).functions == CALLS
-    assert len(resolver.questions) == 1
+    assert not resolver.questions
 
 
 def test_an_interrupted_waker_needs_no_namer_either() -> None:
@@ -213,14 +216,48 @@ def test_an_interrupted_waker_needs_no_namer_either() -> None:
     for times in range(1, 100):
         names.forget_ended({TGID}, 1.0 + times * REMEMBERED_SECONDS)
         assert names.name(TGID, captured(STACK), KERNEL, 1.0 + times * REMEMBERED_SECONDS).is_interrupt
-    assert len(resolver.questions) == 1
+    assert not resolver.questions
     resolver = Asked()
     names = named_once(resolver, ("main",), (PLACE,), ("timer", "irq"), (KERNEL[1],))
     assert names.name(TGID, captured(STACK), KERNEL, EXPIRES).is_interrupt
-    (_, again) = resolver.questions
-    assert (again.kernel, again.capture, resolver.needed) == (KERNEL, None, 1)
+    (again,) = resolver.questions
+    assert (again.kernel, again.capture, resolver.needed) == (KERNEL, None, 0)
     names.note_answer(StackAnswer(again.token, (), (), ("schedule", "read"), ()), EXPIRES)  # a module went
     assert not names.name(TGID, captured(STACK), KERNEL, EXPIRES).is_interrupt
+
+
+def test_a_new_stack_needs_a_namer_when_it_is_seen_again() -> None:
+    resolver = Asked(is_resting=True)
+    names = RememberedStacks(resolver)
+    for tgid, needed in ((TGID, 0), (TGID + 1, 0), (TGID, 1)):
+        stack = names.name(tgid, captured(STACK), (), 1.0)
+        assert (len(resolver.questions), resolver.needed) == (needed, needed)
+        assert stack.is_ready(1.0) == (needed == 0), "without a namer it is unknown at once"
+    names.forget_ended(set(), 1.0 + REMEMBERED_SECONDS)
+    names.name(TGID, captured(STACK), (), 1.0 + REMEMBERED_SECONDS)
+    assert resolver.needed == 1, "that was too long ago"
+
+
+def test_a_new_stack_of_the_kernel_needs_a_namer_when_it_is_seen_again() -> None:
+    resolver = Asked(is_resting=True)
+    names = named_once(resolver)
+    for tgid, kernel, needed in ((TGID, 0xFF30, 0), (TGID, 0xFF31, 0), (TGID + 1, 0xFF30, 1)):
+        names.name(tgid, captured({}, tid=0), (kernel,), 1.0)
+        assert resolver.needed == needed
+
+
+def test_many_new_stacks_within_a_minute_need_a_namer() -> None:
+    resolver = Asked(is_resting=True)
+    names = RememberedStacks(resolver)
+    for number in range(100):
+        names.name(number, captured(STACK), (), 1.0 + number * 60.0 / FEW_NEW)
+    assert resolver.needed == 0
+    now = 10_000.0
+    needed = []
+    for number in range(2 * FEW_NEW):
+        names.name(1000 + number, captured(STACK), (), now + number)
+        needed.append(resolver.needed)
+    assert needed == [0] * FEW_NEW + list(range(1, FEW_NEW + 1))
 
 
 def test_a_stack_that_is_not_seen_any_more_is_forgotten() -> None:
