@@ -227,12 +227,14 @@ DROPS = {
     "waits_full": "more waits for kernel locks at the same moment than the programs can follow",
     "holding_full": "more kernel locks held or asked for at the same moment than the programs can follow",
     "release_missed": "a thread takes a lock that it already holds: the end of the first hold was not seen",
-    "taken_unseen": "a lock was released whose acquisition was not seen: acquisition and hold are missing",
+    "taken_unseen": "a lock was released whose acquisition was not seen: acquisition and hold are missing; or"
+    " a thread that was not the first one of its process released a lock that it had taken before its exec,"
+    " which gave it another id: the hold is missing",
     "too_nested": "a thread holds the same lock more than four times: the oldest of these holds is missing",
     "return_missed": "the kernel did not report the return of a function, because too many threads were in"
     " it at a time (kprobes only)",
-    "holder_gone": "a thread ended without releasing its lock: the hold will never end (checked after a"
-    " minute)",
+    "holder_gone": "a thread ended without releasing its lock, or an exec gave it another id before it did:"
+    " the hold will never end (checked after a minute)",
     "recursion": "the kernel skipped a BPF program, because it had interrupted or preempted another one, or"
     " a call on a map, on the same CPU (counted since Linux 5.12 for fentry, since 6.7 for tracepoints and"
     " kprobes)",
