@@ -45,9 +45,6 @@ class KernelTypes:
         if not self._btf:
             raise _missing()
 
-    def close(self) -> None:
-        self._lib.btf__free(self._btf)
-
     def struct(self, name: str) -> int:
         """Return the BTF id of a struct. Raises HostError if there is none with this name."""
         btf_id = int(self._lib.btf__find_by_name_kind(self._btf, name.encode(), BTF_KIND_STRUCT))

@@ -15,7 +15,6 @@ _INT, _U32, _PTR, _STR = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.
 _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     # libbpf.h, btf.h
     "btf__load_vmlinux_btf": (_PTR, ()),
-    "btf__free": (None, (_PTR,)),
     "btf__find_by_name_kind": (_INT, (_PTR, _STR, _U32)),
     "btf__type_by_id": (_PTR, (_PTR, _U32)),
     "btf__resolve_type": (_INT, (_PTR, _U32)),

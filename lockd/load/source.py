@@ -226,7 +226,11 @@ def _without_prefix(members: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(member.removeprefix(prefix).lower() for member in members)
 
 
+OF_AN_ARCHITECTURE = ("NR_FUTEX", "NR_RESTART", "NR_CLONE", "NR_EPOLL")
+"""Beginnings of the names of system calls that have other numbers on other architectures."""
+
+
 def _constants(text: str) -> dict[str, int]:
     """Return every `#define NAME NUMBER`, except those that differ by architecture."""
     pairs = re.findall(r"^#define\s+(\w+)\s+\(?(-?(?:0x[0-9a-f]+|\d+))\)?\s*(?:/\*.*)?$", text, re.MULTILINE)
-    return {name: int(value, 0) for name, value in pairs if not name.startswith(("NR_FUTEX", "NR_RESTART"))}
+    return {name: int(value, 0) for name, value in pairs if not name.startswith(OF_AN_ARCHITECTURE)}

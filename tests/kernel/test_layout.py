@@ -217,4 +217,3 @@ def test_facts_about_programs_are_where_the_kernel_puts_them() -> None:
     }.items():
         if types.has_member("bpf_prog_info", member):  # recursion_misses: since 5.12
             assert types.offset("bpf_prog_info", member) == offset, member
-    types.close()
