@@ -66,6 +66,18 @@ class BpfObject:
         """Write the only element of an array of 64-bit numbers. Raises LockdError."""
         self._set_element(name, 0, ctypes.c_uint64(value))
 
+    def set_member(self, name: str, member: str, value: int) -> None:
+        """Write a 64-bit member of the only element of an array of structs; all other members become 0.
+
+        Raises LockdError.
+        """
+        definition = self._maps[name]
+        assert isinstance(definition.value, dict)
+        at = definition.value["offsets"][definition.value["names"].index(member)]
+        element = (ctypes.c_ubyte * definition.value_size)()
+        ctypes.c_uint64.from_buffer(element, at).value = value
+        self._set_element(name, 0, element)
+
     def set_map(self, outer: str, index: int, inner: str) -> None:
         """Write element `index` of the array of maps `outer`: the map `inner`. Raises LockdError."""
         self._set_element(outer, index, ctypes.c_uint32(self._map_fds[inner]))
@@ -152,7 +164,9 @@ class BpfObject:
         given = programs.Given(self._given_base, arguments, tuple(constants))
         return given.apply_to(self._code[candidate.function])
 
-    def _set_element(self, name: str, index: int, value: ctypes.c_uint32 | ctypes.c_uint64) -> None:
+    def _set_element(
+        self, name: str, index: int, value: ctypes.c_uint32 | ctypes.c_uint64 | ctypes.Array[ctypes.c_ubyte]
+    ) -> None:
         key = ctypes.c_uint32(index)
         fd = self._map_fds[name]
         if libbpf().bpf_map_update_elem(fd, ctypes.byref(key), ctypes.byref(value), 0):

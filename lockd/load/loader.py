@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -81,6 +82,7 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     _require_any(choices)
     source = source_for(settings, choices, host)
     bpf_object = BpfObject(compile_cached(source, CompileCache(default_directory())), source, host)
+    set_queue_secret(bpf_object)
     loading = bpf_object.load_in_background(
         hook
         for choice in choices
@@ -125,6 +127,15 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     fds = [bpf_object.map_fd(name) for name in maps]
     fds += [fd for _, _, fd in attached.functions] + attached.attachments
     return Loaded(manifest, fds)
+
+
+def set_queue_secret(bpf_object: BpfObject) -> None:
+    """Give the programs the number by which no user can find two locks with one queue.
+
+    The number is in a map, so that it stays as long as the queues do: over a restart that takes the maps
+    over. Compiled programs are kept in a file, and do not contain it. Raises LockdError.
+    """
+    bpf_object.set_member("control", "queue_secret", int.from_bytes(os.urandom(8), "little") | 1)
 
 
 def _enter_older_waits(bpf_object: BpfObject, attached_ns: int) -> None:

@@ -126,6 +126,16 @@ def test_it_is_found_in_other_languages_and_libraries(
     assert_found(either, program, lock, askers)
 
 
+@mode_calls_is_thorough
+def test_a_process_cannot_wait_in_the_queue_of_anothers_lock(either: Lockd) -> None:
+    """A process chooses the address of its lock, so that its threads seem to wait for the lock of another."""
+    one = Workload("colliding_locks", 400, 10_000, comm=name("coll"))
+    waited = one.run()["waited_us"] / 1e6
+    seconds = held(either, one.comm).total()
+    one.kill()
+    assert waited / 2 < seconds < 2 * waited
+
+
 @pytest.mark.thorough("a comparison with another tool")
 def test_the_mutex_profile_of_go_agrees(narrow: Lockd) -> None:
     """The same functions hold a mutex of C and a mutex of Go.

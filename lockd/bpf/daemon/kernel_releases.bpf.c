@@ -69,7 +69,7 @@ static __always_inline void join_kernel_queue(u32 tid, struct thread *t, u64 now
 
     if (!awaited)
         return;
-    u64 key = queue_of(awaited->address, 0);
+    u64 key = awaited->address;
     struct lock_queue *queue = join_queue(t, &key, QUEUED_IN_KERNEL, now);
 #ifdef WITH_CAUSES
     u32 holder = 0;
@@ -116,7 +116,7 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
         t->queued = QUEUED_NOT;
         return;
     }
-    u64 key = queue_of(awaited->address, 0);
+    u64 key = awaited->address;
     struct release release = {
         .address = awaited->address,
         .tgid = t->tgid,

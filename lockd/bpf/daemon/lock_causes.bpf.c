@@ -13,12 +13,12 @@
 
 #define SHORT_HOLD_NS 50000
 
-/* Return the key of a lock's queue; `tgid` is 0 for a lock of the kernel. It is one word, because a longer
- * key takes the kernel twice as long. Process ids have 22 bits: locks of two processes have one key only if
- * the low 42 bits of their addresses are the same, and the rest of them differs as the ids do. */
+/* Return the key of the queue of a lock in user space; that of a lock of the kernel is its address. It is one
+ * word, because a longer key takes the kernel twice as long. A program can choose where its locks are. It
+ * cannot choose a place whose key is that of another process's lock, because it does not know the secret. */
 static __always_inline u64 queue_of(u64 address, u32 tgid)
 {
-    return address ^ (u64)tgid << 42;
+    return address ^ tgid * CONTROL->queue_secret;
 }
 
 /* Return the time from `begin` to `end`, or 0 if another CPU has noted `begin` after `end` was read. */

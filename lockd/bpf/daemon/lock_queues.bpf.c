@@ -58,7 +58,7 @@ struct lock_queue {
 #endif
 };
 
-BPF_TABLE("lru_hash", u64, struct lock_queue, lock_queues, LOCK_QUEUES_ENTRIES); /* by queue_of() */
+BPF_TABLE("lru_hash", u64, struct lock_queue, lock_queues, LOCK_QUEUES_ENTRIES); /* see queue_of() */
 
 /* Return for how long all threads of a queue together have waited until `now`, in ns; only differences of two
  * such times mean something. */

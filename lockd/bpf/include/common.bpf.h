@@ -197,7 +197,8 @@ enum restraint {
     RESTRAINT_PROCESSES, /* only totals are counted */
 };
 
-struct control { /* written by the sampler */
+struct control { /* written by the sampler, and before that the first member by the loader */
+    u64 queue_secret; /* a random odd number that stays the same (lock_causes.bpf.c) */
     u32 window; /* number of the window; its last bit is the map of every pair that the programs write */
     u32 restraint; /* enum restraint */
     u32 is_timed; /* 1: the programs measure their run times */
