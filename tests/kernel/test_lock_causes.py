@@ -39,6 +39,8 @@ MOST_UNKNOWN = 0.08
 MOST_UNKNOWN_OF_SHORT = 0.15
 """The largest share of `unknown` where holds are short: a thread waits for several holders in turn, and only
 the last one is known."""
+LEAST_RUNNING = 0.9
+"""The least share of `running` where threads wait for a holder only while it computes."""
 BUSY_THREADS = 32
 """The number of threads. Eight of them share one mutex and wait for it for a second in all, which is enough
 for hundreds of samples."""
@@ -172,6 +174,26 @@ def test_a_lock_that_does_not_store_its_owner(either: Lockd, target: str, progra
         off = [] if unknown < MOST_UNKNOWN * total else [f"unknown: {unknown / total:.3f}"]
         share = found.get("sleep", 0.0) / sum(found.values())
         return off + ([f"sleep: {share:.3f}"] if share < 1 - POINTS else [])
+
+    in_one_of_some_tries(attempt)
+
+
+@mode_calls_is_thorough
+def test_what_the_holder_did_before_anybody_waited_is_no_cause(either: Lockd) -> None:
+    """The lock stores no owner. Long before a thread waits for it, its next holder polls without it."""
+
+    def attempt() -> list[str]:
+        one = Workload("late_asker", 20, comm=name("late"))
+        one.hurry()
+        truth = one.run()
+        found = causes(either, one.comm)
+        one.kill()
+        print(truth, found)
+        total = sum(found.values())
+        if not total:
+            return ["nothing"]
+        share = found.get("running", 0.0) / total
+        return [f"running: {share:.3f}"] if share < LEAST_RUNNING else []
 
     in_one_of_some_tries(attempt)
 

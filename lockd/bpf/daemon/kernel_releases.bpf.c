@@ -126,7 +126,8 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
     };
     /* The next reader may be one of many. */
     bool is_next = awaited->type != LOCK_RWSEM_READ && awaited->type != LOCK_PERCPU_RWSEM_READ;
-    release.weight = weight_of_sample(leave_queue(tid, t, &key, end, now, &release, is_next), now);
+    u64 since = 0, waited = leave_queue(tid, t, &key, end, now, &release, &since, is_next);
+    release.weight = weight_of_sample(waited, now);
     if (!release.weight)
         return;
     if (end != END_RELEASE) {
@@ -135,7 +136,7 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
     }
 #ifdef WITH_CAUSES
     if (!release.times.known)
-        describe_unfollowed(&release.times, release.since, release.waited, now);
+        describe_unfollowed(&release.times, since, release.waited, now);
 #endif
     struct kernel_release *record = releases.ringbuf_reserve(sizeof(struct kernel_release));
     if (!record) {

@@ -9,7 +9,8 @@
  *
  * Many locks do not store their owner, and to follow a holder takes longer than many locks are held: if the
  * last hold of a lock was short, the next holder is not followed until it turns out to hold the lock for
- * longer. A holder that was not followed says at its release what it did since it last left its CPU. */
+ * longer. A holder that was not followed says at its release what it did since it last left its CPU, as far
+ * as threads waited meanwhile. */
 
 #define SHORT_HOLD_NS 50000
 
@@ -231,9 +232,10 @@ static __always_inline void note_return(struct thread *t, u64 now, bool seen)
     t->woken_at = now;
 }
 
-/* The current thread, which was not followed, releases a lock at `now`; threads have waited `waited` ns since
- * the last release, at `since`. Return in `times` what it has done since it last left its CPU, as its entry
- * tells. In a short hold it counts as running before that. The number of waiters counts as constant. */
+/* The current thread, which was not followed, releases a lock at `now`; threads have waited `waited` ns for
+ * it, all of them since the time `since`. Return in `times` what it has done since it last left its CPU, as
+ * its entry tells. If they have waited for less than SHORT_HOLD_NS, it counts as running before that. The
+ * number of waiters counts as constant. */
 static __always_inline void describe_unfollowed(struct hold_times *times, u64 since, u64 waited, u64 now)
 {
     u32 tid = bpf_get_current_pid_tgid();

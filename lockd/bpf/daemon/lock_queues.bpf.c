@@ -26,8 +26,7 @@ struct release {
     u64 address; /* of the lock */
     u64 weight; /* ns */
 #ifdef WITH_CAUSES
-    u64 since; /* time of the previous release */
-    u64 waited; /* what `weight` stands for: ns that threads have waited since then */
+    u64 waited; /* what `weight` stands for: ns that threads have waited since the previous release */
     struct hold_times times; /* what the holder has done since then, as far as it is known */
 #endif
     u32 tgid; /* process of the thread that was woken */
@@ -54,6 +53,7 @@ struct lock_queue {
     u64 accounted; /* the part of the waited time that has been attributed */
     u64 released; /* time up to which the waits of threads that still wait have been attributed */
 #ifdef WITH_CAUSES
+    u64 busy; /* time since which threads wait without a break; see join_queue() */
     struct hold hold;
 #endif
 };
@@ -81,6 +81,12 @@ static __always_inline struct lock_queue *join_queue(struct thread *t, u64 *key,
     }
     if (!queue || queue->began > now) /* another thread has made it since; see leave_queue() */
         return NULL;
+#ifdef WITH_CAUSES
+    /* Two threads that join at once may both be the first. One that joins as the last one leaves may be taken
+     * for a later one: `busy` is then too early, until the queue is next empty. */
+    if (!queue->waiting)
+        queue->busy = now;
+#endif
     __sync_fetch_and_add(&queue->sum, -now);
     __sync_fetch_and_add(&queue->waiting, 1);
     t->queued = queued;
@@ -119,9 +125,10 @@ static __always_inline void holder_changes(u32 tid, struct thread *t, u8 state, 
 
 /* The wait of the thread `tid`, whose entry is `t` and which is in the queue of the lock `key`, ends at
  * `now`. Return the time that is to be attributed to what ended it. With the causes of waits, say in
- * `release` what the holder has done; `is_next` says whether the woken thread is the next holder. */
+ * `release` what the holder has done, and in `since` from when on threads have waited for it: since the last
+ * release, or since the queue was last empty. `is_next` says whether the woken thread is the next holder. */
 static __always_inline u64 leave_queue(u32 tid, struct thread *t, u64 *key, u8 end, u64 now,
-                                       struct release *release, bool is_next)
+                                       struct release *release, u64 *since, bool is_next)
 {
     struct lock_queue *queue = lock_queues.lookup(key);
     u64 began = t->off_since ? t->off_since : now; /* it may still be leaving its CPU */
@@ -150,7 +157,8 @@ static __always_inline u64 leave_queue(u32 tid, struct thread *t, u64 *key, u8 e
         queue->accounted = all;
         queue->released = now;
 #ifdef WITH_CAUSES
-        release->since = released;
+        *since = released;
+        raise_own(since, queue->busy);
         release->waited = waited;
         end_hold(&queue->hold, &release->times, all, waiting, now);
         queue->hold.is_short = time_between(released, now) < SHORT_HOLD_NS;

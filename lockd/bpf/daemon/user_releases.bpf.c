@@ -273,7 +273,7 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
         .end = end,
     };
 
-    u64 waited = leave_queue(tid, t, &key, end, now, &release, true);
+    u64 since = 0, waited = leave_queue(tid, t, &key, end, now, &release, &since, true);
 #ifdef TRACE
     count_release(ctx, &release, waited);
 #else
@@ -296,7 +296,7 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
     }
 #ifdef WITH_CAUSES
     if (!release.times.known)
-        describe_unfollowed(&release.times, release.since, release.waited, now);
+        describe_unfollowed(&release.times, since, release.waited, now);
 #endif
     output_user_release(ctx, &release);
 #endif
