@@ -35,9 +35,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 READY_TARGET, PSS_TARGET = 1.5, 60
 """The most seconds from a start to READY, and the most memory of all processes at rest, as PSS in MB."""
-MAPS_BYTES, ENTRY_BYTES, THREAD_BYTES = 17.7e6, 1010, 148
+MAPS_BYTES, ENTRY_BYTES, THREAD_BYTES, CPU_BYTES = 18.4e6, 1010, 148, 140e3
 """The bytes that all maps may take with the fewest entries and threads, and the bytes that each further entry
-and each further thread may add."""
+and thread, and each processor, may add."""
 SCRAPED_EVERY = 15.0
 PROCESSES = ("sampler", "namer", "exporter")
 LOADER_LOOK = 0.01
@@ -178,7 +178,7 @@ def maps_target() -> float:
     """The bytes that all maps may take with the default configuration on this host."""
     settings = load_settings(default())
     more = settings.entries - FEWEST_ENTRIES, settings.threads - FEWEST_THREADS
-    return MAPS_BYTES + more[0] * ENTRY_BYTES + more[1] * THREAD_BYTES
+    return MAPS_BYTES + more[0] * ENTRY_BYTES + more[1] * THREAD_BYTES + settings.cpus * CPU_BYTES
 
 
 @dataclass

@@ -237,7 +237,7 @@ def _power_of_two_near(number: int, least: int) -> int:
 @dataclass(frozen=True)
 class Maps:
     """Sizes of the BPF maps in the kernel, which take their memory whether they are used or not: with
-    `auto` 19 MB on up to 16 processors with up to 16 GB (docs/performance.md). More than `auto` ever takes
+    `auto` 22 MB on up to 16 processors with up to 16 GB (docs/performance.md). More than `auto` ever takes
     may need a larger MemoryMax= in the unit. Events that find a map full are counted in metrics, never lost
     silently."""
 

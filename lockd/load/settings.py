@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lockd.load.hooks import Candidate, Part, Way
+
+SYSFS = Path("/sys")
+
+
+def possible_cpus(sysfs: Path = SYSFS) -> int:
+    """How many processors the machine can have; per-CPU maps have a value for each."""
+    ranges = (sysfs / "devices/system/cpu/possible").read_text().strip().split(",")
+    ends = [[int(end) for end in each.split("-")] for each in ranges]
+    return sum(each[-1] - each[0] + 1 for each in ends)
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,8 @@ class LoadSettings:
     """Whether waits off the CPU are sampled, with their stacks."""
     trace: Trace | None = None
     """What a one-shot tool needs besides; None for the daemon."""
+    cpus: int = field(default_factory=possible_cpus)
+    """How many processors the machine can have."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

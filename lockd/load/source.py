@@ -26,6 +26,8 @@ SIZES = {
     "OVER_KERNEL_ENTRIES": 512,
     # Threads that wait for kernel locks at one moment.
     "WAITS_ENTRIES": 4096,
+    # Semaphores of the kernel that are held at one moment.
+    "SEMAPHORE_TAKERS_ENTRIES": 4096,
     # Locks that threads block on for the first time within one period; further locks are captured in the next
     # period. The namer needs longer than a period for this many.
     "CAPTURES_ENTRIES": 128,
@@ -43,6 +45,20 @@ SIZES = {
     "TOLD_PROCESSES_ENTRIES": 1024,
 }
 """Numbers of entries of maps, by the macro that the programs use."""
+LRU_SIZES = (
+    *("KNOWN_LOCKS_ENTRIES", "LOCK_QUEUES_ENTRIES", "NAMESPACE_IDS_ENTRIES", "SEMAPHORE_TAKERS_ENTRIES"),
+    *("HOTSPOTS_ENTRIES", "CPYTHONS_ENTRIES", "PYTHON_THREADS_ENTRIES", "TOLD_PROCESSES_ENTRIES"),
+    "KEPT_STACKS_ENTRIES",
+)
+"""The macros of the sizes of maps in which new entries take the place of old ones (LRU)."""
+RESERVED_BY_CPU = 128
+"""How many free elements of such a map a processor that adds an entry takes for itself (LOCAL_FREE_TARGET in
+kernel/bpf/bpf_lru_list.c).
+
+Where all elements are so reserved, a processor takes the newest entries of others, or its own: an entry is
+gone before it is looked up. Linux 6.16 reserves less in small maps ("bpf: Adjust free target to avoid global
+starvation of LRU map").
+"""
 ENDS_PER_MAP = 32
 """How many of the entries that fill a map have the window end with the next tick, on average.
 
@@ -127,6 +143,9 @@ def source_for(settings: LoadSettings, choices: Sequence[Choice], host: Host) ->
     if settings.trace:
         defines.update(settings.trace.defines)
         files += settings.trace.files
+    for name in LRU_SIZES:
+        if size := defines.get(name):
+            defines[name] = size + RESERVED_BY_CPU * settings.cpus
     for choice in choices:
         files += [*choice.part.files, *(choice.way.files if choice.way else ())]
     bounds = (

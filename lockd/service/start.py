@@ -21,7 +21,7 @@ from lockd.errors import HostError, LockdError
 from lockd.kernel.libbpf import libbpf
 from lockd.kernel.manifest import Manifest
 from lockd.load.child import Loader
-from lockd.load.settings import LoadSettings
+from lockd.load.settings import SYSFS, LoadSettings, possible_cpus
 from lockd.process import memory, privileges
 from lockd.service.exporter import Exporter, check_web_config, listen
 from lockd.service.store import Store, key_of
@@ -41,7 +41,6 @@ RESTARTING = {"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"}
 them."""
 MAPS = {"CAP_BPF", "CAP_SYS_ADMIN"}
 """Capabilities to read maps before 5.19 (c8644cd0efe7); either of them is enough."""
-SYSFS = Path("/sys")
 LONGEST = 2**63 - 1
 """The nanoseconds that stand for a filter.max_block without a limit."""
 LARGE = 1 << 20
@@ -122,13 +121,6 @@ def _with_counts(begin: Callable[..., Sampler], store: Store) -> Sampler:
     return sampler
 
 
-def possible_cpus(sysfs: Path = SYSFS) -> int:
-    """How many processors the machine can have; per-CPU maps have a value for each."""
-    ranges = (sysfs / "devices/system/cpu/possible").read_text().strip().split(",")
-    ends = [[int(end) for end in each.split("-")] for each in ranges]
-    return sum(each[-1] - each[0] + 1 for each in ends)
-
-
 def load_settings(config: Config, sysfs: Path = SYSFS, memory_bytes: int | None = None) -> LoadSettings:
     """The part of the configuration that is compiled into the programs.
 
@@ -137,7 +129,8 @@ def load_settings(config: Config, sysfs: Path = SYSFS, memory_bytes: int | None 
     """
     if memory_bytes is None:
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    maps = config.maps.for_machine(possible_cpus(sysfs), memory_bytes)
+    cpus = possible_cpus(sysfs)
+    maps = config.maps.for_machine(cpus, memory_bytes)
     wanted = config.programs
     programs: dict[str, Program] = {
         "futex": wanted.futex,
@@ -158,6 +151,7 @@ def load_settings(config: Config, sysfs: Path = SYSFS, memory_bytes: int | None 
         mechanisms=tuple((name, program.mechanism) for name, program in enabled.items()),
         has_holders=config.profile.samples_per_second > 0,
         has_wait_samples=config.profile.waits_per_second > 0,
+        cpus=cpus,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lockd.service.start import possible_cpus
+from lockd.load.settings import possible_cpus
 from lockd.trace.futex.open_waits import FUTEX
 from tests.support.checks import off
 from tests.support.lockd_process import Lockd, Metrics

@@ -89,7 +89,7 @@ struct takers {
 };
 
 /* Semaphores come and go without notice, those of XFS' buffers by the thousand: old ones make room. */
-BPF_TABLE("lru_hash", u64, struct takers, semaphore_takers, WAITS_ENTRIES);
+BPF_TABLE("lru_hash", u64, struct takers, semaphore_takers, SEMAPHORE_TAKERS_ENTRIES);
 
 /* Replace the first `from` among the takers of a semaphore by `to`. */
 static __always_inline void replace_taker(u64 lock, u32 from, u32 to)

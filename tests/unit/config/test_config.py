@@ -235,7 +235,7 @@ def test_sizes_in_the_file_hold_on_every_machine(tmp_path: Path) -> None:
     possible.parent.mkdir(parents=True)
     possible.write_text("0-63,128-191\n")
     settings = load_settings(parse("maps: {threads: 64}"), tmp_path, 10**12)
-    assert (settings.entries, settings.threads, settings.stacks) == (65_536, 64, 1024)
+    assert (settings.entries, settings.threads, settings.stacks, settings.cpus) == (65_536, 64, 1024, 128)
     possible.write_text("0\n")
     settings = load_settings(parse("maps: {entries: 1048576, threads: auto}"), tmp_path, 10**12)
     assert (settings.entries, settings.threads) == (1_048_576, 262_144)

@@ -2,10 +2,58 @@
 
 from __future__ import annotations
 
-from lockd.load.source import assemble
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lockd.load.settings import LoadSettings, Trace
+from lockd.load.source import BPF_DIR, LRU_SIZES, RESERVED_BY_CPU, SIZES, assemble, source_for
+
+THREADS, CPUS, KEPT_STACKS = 16_384, 64, 65_536
+TYPES = SimpleNamespace(
+    offset=lambda *_: 0,
+    bit_offset=lambda *_: 0,
+    has_member=lambda *_: False,
+    has_helper=lambda _: False,
+    tracepoint_args=lambda _: 3,
+)
+HOST: Any = SimpleNamespace(types=TYPES, can_cast=False)
+
+
+def sizes(trace: Trace | None = None) -> dict[str, int]:
+    """Return the sizes of maps by their macros on a host that can have CPUS processors."""
+    settings = LoadSettings(
+        ("futex",), 8192, THREADS, 64, 0, 1, "contention", "blocked", (), trace=trace, cpus=CPUS
+    )
+    text = source_for(settings, [], HOST).text
+    found = re.findall(r"^#define (\w+_ENTRIES) (\w+)", text, re.MULTILINE)
+    return {name: int(size, 16) for name, size in found}
 
 
 def test_constants_are_the_same_on_every_architecture() -> None:
     constants = assemble(["include/arch.bpf.h"], {}).constants
     assert constants["NR_KERNEL"] == -2
     assert not {"NR_FUTEX", "NR_CLONE", "NR_EPOLL_WAIT", "NR_EPOLL_PWAIT"} & constants.keys()
+
+
+@pytest.mark.parametrize("macro", LRU_SIZES)
+def test_what_processors_reserve_of_a_map_leaves_it_as_large_as_it_should_be(macro: str) -> None:
+    asked = {**SIZES, "NAMESPACE_IDS_ENTRIES": THREADS // 2, "KEPT_STACKS_ENTRIES": KEPT_STACKS}
+    trace = Trace(defines={"KEPT_STACKS_ENTRIES": KEPT_STACKS})
+    assert sizes(trace)[macro] == asked[macro] + RESERVED_BY_CPU * CPUS
+
+
+def test_other_maps_are_not_made_larger() -> None:
+    assert "KEPT_STACKS_ENTRIES" not in sizes()
+    assert all(sizes()[macro] == size for macro, size in SIZES.items() if macro not in LRU_SIZES)
+
+
+def test_the_macros_are_those_of_all_such_maps_of_the_daemon_and_of_no_others() -> None:
+    of_lru, of_others = set[str](), set[str]()
+    for file in [*BPF_DIR.glob("daemon/*.c"), *BPF_DIR.glob("include/*.h")]:
+        for kind, macro in re.findall(r'BPF_TABLE\("(\w+)",[^;]*?(\w+)\);', file.read_text()):
+            (of_lru if kind == "lru_hash" else of_others).add(macro)
+    assert of_lru - {"ENTRIES"} == set(LRU_SIZES)  # ENTRIES: of a trace, and large
+    assert not of_others & set(LRU_SIZES)
