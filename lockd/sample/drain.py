@@ -219,6 +219,10 @@ class Collector:
                 self.refused_waits = PerCpuCounters(fd, info)
         self._threads, self._kernel_waits = hashes["threads"], hashes.get("kernel_waits")
         self._kernel_holding = hashes.get("kernel_holding")
+        self._on_cpu: Entries = np.empty(0, np.uint64), np.empty(0, np.uint32)
+        """The threads that were on a CPU when the table of threads was last read, and their processes."""
+        self._missing: set[int] = set()
+        """Processes of such threads that were gone at the last forget_vanished()."""
         self.abandoned = 0
         """Holds of kernel locks that will never end because their threads are gone."""
         self.known_locks, self.hotspots = hashes.get("known_locks"), hashes.get("hotspots")
@@ -360,12 +364,34 @@ class Collector:
         buffers = self._maps.buffers
         tids, threads = map(structs.copy, self._threads.read(buffers))
         self.entries["threads"] = len(tids)
+        is_on_cpu = threads["off_since"] == 0
+        self._on_cpu = tids[is_on_cpu], threads["tgid"][is_on_cpu]
         tgids = np.unique(threads["tgid"])
         if are_wanted:
             wanted = np.flatnonzero(are_wanted(threads))
             tids, threads = structs.take(tids, wanted), structs.take(threads, wanted)
         tids, threads = self._threads.only_steady(tids, threads, buffers)
         return (tids.astype(np.uint32), threads), tgids
+
+    def forget_vanished(self, is_gone: Callable[[int], bool]) -> None:
+        """Delete the entries of threads that have ended under another id, according to the last threads().
+
+        Such a thread has taken over the id of the leader in an exec that failed after that. The programs see
+        it end under the leader's id, so that the entry of its own id says that it is on a CPU for ever.
+        `is_gone` tells whether a process is gone. A process must be so in two calls in a row: a thread that
+        ends still runs for a moment when its process is gone already.
+
+        A new thread may have got the id, and with it the entry. If it leaves its CPU in the very moment in
+        which the entry is deleted, this absence is not counted.
+        """
+        tids, tgids = self._on_cpu
+        missing = {tgid for tgid in set(tgids.tolist()) if is_gone(tgid)}
+        for at in np.flatnonzero(np.isin(tgids, list(missing & self._missing))):
+            key = tids[at : at + 1]
+            thread = self._threads.lookup(key)[0]
+            if thread["tgid"] == tgids[at] and not thread["off_since"] and is_gone(int(tgids[at])):
+                self._threads.delete(key)
+        self._missing = missing
 
     def kernel_waits(self) -> Entries | None:
         """The ongoing waits for kernel locks; None if they are not measured.

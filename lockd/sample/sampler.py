@@ -592,6 +592,7 @@ class Sampler:
         # surveys since the last housekeeping count as alive.
         alive, self._alive = set(self._alive.tolist()), self._last_seen
         self._processes.keep(alive)
+        self._collector.forget_vanished(self._processes.is_gone)
         # A process that the filter now leaves out counts like one that has ended.
         identified = [self._identities.identify_process(tgid, 0) for tgid in alive]
         self._presence.note({name for name, is_wanted in identified if is_wanted}, now)

@@ -12,6 +12,13 @@ from typing import Any
 
 import pytest
 
+from lockd.config.reader import read_text
+from lockd.config.schema import Config
+from lockd.load.child import run_loader
+from lockd.names.labels.processes import Processes
+from lockd.names.labels.units import Units
+from lockd.sample.drain import Collector
+from lockd.service.start import load_settings
 from tests.kernel.test_nothing_left import IDS
 from tests.kernel.test_signals import state_of, until
 from tests.support.checks import at_rest, in_one_of_some_tries, off
@@ -138,6 +145,32 @@ def test_exec_by_a_thread_that_is_not_the_leader(either: Lockd, workload: Start)
         )
 
     in_one_of_some_tries(attempt)
+
+
+def test_an_exec_that_kills_its_thread_leaves_no_entry_behind(host: None, workload: Start) -> None:
+    """The thread has taken over the leader's id by then, under which the programs see it end."""
+    manifest, fds = run_loader(load_settings(read_text(Config, "", "test")))
+    try:
+        collector, processes = Collector(manifest, fds), Processes(Units())
+        one = workload("failed_exec", 50)
+        assert one.run()["failed"] == 50
+
+        def vanished() -> set[int]:
+            (tids, threads), _ = collector.threads()
+            is_on_cpu = threads["off_since"] == 0
+            ids = zip(tids[is_on_cpu].tolist(), threads["tgid"][is_on_cpu].tolist(), strict=True)
+            return {tid for tid, tgid in ids if processes.is_gone(tgid)}
+
+        left = vanished()
+        assert len(left) >= 50
+        for _ in range(2):
+            collector.threads()
+            collector.forget_vanished(processes.is_gone)
+        assert not left & vanished()
+        one.finish()
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 def check_totals(before: Metrics, after: Metrics, one: Workload, truth: dict[str, Any]) -> None:

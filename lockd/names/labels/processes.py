@@ -114,6 +114,10 @@ class Processes:
         suspended = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
         return start_ns(stat) - suspended < since + NS // TICKS
 
+    def is_gone(self, tgid: int) -> bool:
+        """Whether no process has this id. A process that has ended has it until its parent has waited."""
+        return not (self._procfs / str(tgid)).exists()
+
     def keep(self, alive: set[int]) -> None:
         """Forget all processes but those in `alive`: ids are used again."""
         for tgid in self._known.keys() - alive:

@@ -5,6 +5,7 @@ The maps of the kernel are made up, and there is no namer.
 
 from __future__ import annotations
 
+import shutil
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +56,18 @@ class Threads(HashMap):
             thread["call"]["since"], thread["call"]["uaddr"] = thread["off_since"], address
             thread["call"]["kind"] = thread["call"]["guess"] = SOURCE.enums["futex_kind"].index("lock")
         self.threads = np.concatenate([self.threads, thread])
+
+    def add_on_cpu(self, tgid: int) -> None:
+        """Add the only thread of a process, which runs, or has ended without a program seeing it."""
+        self.add(tgid)
+        self.threads["off_since"][-1] = 0
+
+    def lookup(self, key: Any) -> Any:
+        found = self.threads[self.threads["tgid"] == key[0]]
+        return found if len(found) else np.zeros(1, THREAD)
+
+    def delete(self, keys: Any) -> None:
+        self.threads = self.threads[~np.isin(self.threads["tgid"], keys)]
 
     def read(self, _: Buffers) -> tuple[Any, Any]:
         self.reads += 1
@@ -148,6 +161,55 @@ def test_waits_of_go_of_a_process_that_has_ended_are_forgotten(sampler: Sampler,
     sampler._user_locks.advice[OTHER] = GO
     keep_house(sampler)
     assert waited_seconds(sampler, OTHER, 7) == 0
+
+
+GONE = 90
+"""A process that is not in procfs."""
+
+
+def test_an_entry_that_no_program_will_delete_is_deleted(sampler: Sampler, threads: Threads) -> None:
+    """A thread that fails in its exec may end under the id of its leader. Its process is gone then."""
+    threads.add_on_cpu(GONE)
+    keep_house(sampler)
+    assert GONE in threads.threads["tgid"]
+    keep_house(sampler)
+    assert threads.threads["tgid"].tolist() == [TGID, OTHER]
+
+
+def test_the_entry_of_a_thread_that_runs_stays(sampler: Sampler, threads: Threads, procfs: Procfs) -> None:
+    procfs.add(GONE, b"lives")
+    threads.add_on_cpu(GONE)
+    for _ in range(3):
+        keep_house(sampler)
+    assert GONE in threads.threads["tgid"]
+
+
+def test_the_entry_of_a_thread_off_the_cpu_stays(sampler: Sampler, threads: Threads) -> None:
+    """A program sees this thread run again, and end."""
+    threads.add(GONE)
+    for _ in range(3):
+        keep_house(sampler)
+    assert GONE in threads.threads["tgid"]
+
+
+def test_the_entry_that_another_thread_has_got_stays(
+    sampler: Sampler, threads: Threads, procfs: Procfs
+) -> None:
+    """Another thread may get the id of the one that ended, between any two looks."""
+    threads.add_on_cpu(GONE)
+    keep_house(sampler)
+    sampler._survey(time.monotonic(), is_whole=True)
+    threads.threads["off_since"][-1] = time.monotonic_ns()
+    sampler._keep_house(time.monotonic())
+    assert GONE in threads.threads["tgid"]
+    threads.threads["off_since"][-1] = 0
+    procfs.add(GONE, b"new")
+    keep_house(sampler)
+    shutil.rmtree(procfs.root / str(GONE))
+    keep_house(sampler)
+    assert GONE in threads.threads["tgid"], "it is gone for the first time"
+    keep_house(sampler)
+    assert GONE not in threads.threads["tgid"]
 
 
 @pytest.mark.parametrize("address", [0, 0x1000])
