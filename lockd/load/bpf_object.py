@@ -107,7 +107,7 @@ class BpfObject:
         """Load the candidate's function and attach it to its hook."""
         program = self._load(candidate)
         attachment = programs.attach(
-            program, candidate.mechanism, candidate.hook, self._host.tracefs, candidate.pid
+            program, candidate.mechanism, candidate.hook, self._host.tracefs, candidate.pid, candidate.file
         )
         self._attachments.append(attachment)
         return program, attachment
@@ -124,9 +124,8 @@ class BpfObject:
         groups: dict[tuple[object, ...], list[Candidate]] = {}
         for candidate in candidates:
             if candidate.one_of_many and candidate.mechanism in programs.MULTI:
-                file = candidate.hook.rpartition("+")[0] if candidate.mechanism == "uprobe" else ""
-                kind = candidate.function, candidate.given, candidate.mechanism, candidate.pid, file
-                groups.setdefault(kind, []).append(candidate)
+                same = candidate.function, candidate.given, candidate.mechanism, candidate.pid, candidate.file
+                groups.setdefault(same, []).append(candidate)
         links: list[tuple[Sequence[Candidate], Attachment]] = []
         for group in groups.values():
             if len(group) > 1 and programs.can_attach_many(group[0].mechanism):
@@ -183,7 +182,7 @@ class BpfObject:
         hooks = [candidate.hook for candidate in group]
         try:
             program = self._load(first, programs.MULTI[first.mechanism])
-            link = programs.attach_many(program, first.mechanism, hooks, first.pid)
+            link = programs.attach_many(program, first.mechanism, hooks, first.pid, first.file)
         except HostError:
             middle = len(group) // 2
             return self._attach_group(group[:middle]) + self._attach_group(group[middle:])

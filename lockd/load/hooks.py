@@ -23,7 +23,7 @@ class Candidate:
     mechanism: str
     """`tracepoint`, `raw_tracepoint`, `kprobe`, `kretprobe`, `fentry`, `fexit`, `uprobe` or `uretprobe`."""
     hook: str
-    """CATEGORY:EVENT of a tracepoint, the event of a raw tracepoint, FILE+0xOFFSET of a uprobe or uretprobe.
+    """CATEGORY:EVENT of a tracepoint, the event of a raw tracepoint, PATH+0xOFFSET of a uprobe or uretprobe.
     For the other mechanisms it is a kernel function."""
     required: bool = True
     """Whether the program measures wrongly without this hook. Without another hook it measures less."""
@@ -36,6 +36,9 @@ class Candidate:
     """Whether to hook copies that the compiler made of the function (`.isra.0` and others) as well."""
     pid: int = 0
     """For a uprobe, the only process in which it takes effect; 0 for all processes."""
+    file: str = ""
+    """For a uprobe, a path by which the kernel finds the file. The PATH of `hook` is only for people: it may
+    lead to another file by the time the probe is attached."""
     one_of_many: bool = False
     """Whether it may be attached by one link together with others (BpfObject.attach_many())."""
 

@@ -122,11 +122,11 @@ def load(code: bytes, name: str, mechanism: str, btf_id: int = 0, verbose: bool 
     raise refusal(f"{name}: the kernel refuses it: {describe(error)}{lines and ': '}{lines}", error)
 
 
-def attach(program: int, mechanism: str, hook: str, tracefs: Path, pid: int = 0) -> int:
+def attach(program: int, mechanism: str, hook: str, tracefs: Path, pid: int = 0, file: str = "") -> int:
     """Attach a program that was loaded for `mechanism`; return the descriptor that keeps it attached.
 
-    `hook` and `pid` are as in hooks.Candidate; for fentry and fexit the hook was fixed when the program was
-    loaded. Raises HostError with the kernel's reason, LockdError for an error that may pass.
+    `hook`, `pid` and `file` are as in hooks.Candidate; for fentry and fexit the hook was fixed when the
+    program was loaded. Raises HostError with the kernel's reason, LockdError for an error that may pass.
     """
     match mechanism:
         case "tracepoint":
@@ -136,12 +136,12 @@ def attach(program: int, mechanism: str, hook: str, tracefs: Path, pid: int = 0)
         case "kprobe" | "kretprobe":
             return _attach_kprobe(program, hook, mechanism)
         case "uprobe" | "uretprobe":
-            return _attach_uprobe(program, hook, mechanism, pid)
+            return _attach_uprobe(program, hook, mechanism, pid, file)
     return _open_raw_tracepoint(program, hook, None)
 
 
-def attach_many(program: int, mechanism: str, hooks: Sequence[str], pid: int = 0) -> int:
-    """Attach a program to many kernel functions, or to many places in one file, by one link.
+def attach_many(program: int, mechanism: str, hooks: Sequence[str], pid: int = 0, file: str = "") -> int:
+    """Attach a program to many kernel functions, or to many places in one `file`, by one link.
 
     The program was loaded for MULTI[mechanism]. Returns the descriptor of the link. The kernel attaches the
     program to all hooks or to none; in the second case the errors are those of attach().
@@ -151,7 +151,7 @@ def attach_many(program: int, mechanism: str, hooks: Sequence[str], pid: int = 0
         names = (ctypes.c_char_p * len(hooks))(*(hook.encode() for hook in hooks))
         attr = KprobeMulti(cnt=len(hooks), syms=ctypes.addressof(names))
     else:
-        path = ctypes.create_string_buffer(os.fsencode(hooks[0].rpartition("+")[0]))
+        path = ctypes.create_string_buffer(os.fsencode(file))
         offsets = (ctypes.c_uint64 * len(hooks))(*(int(hook.rpartition("+")[2], 16) for hook in hooks))
         attr = UprobeMulti(
             path=ctypes.addressof(path), offsets=ctypes.addressof(offsets), cnt=len(hooks), pid=pid
@@ -269,18 +269,17 @@ def _attach_kprobe(program: int, function: str, mechanism: str) -> int:
     return _open_event(program, attr, function, mechanism)
 
 
-def _attach_uprobe(program: int, hook: str, mechanism: str, pid: int) -> int:
-    """Attach to the instruction FILE+0xOFFSET, in every process that maps the file now or later.
+def _attach_uprobe(program: int, hook: str, mechanism: str, pid: int, file: str) -> int:
+    """Attach to the instruction of `file` at the offset in `hook`.
 
-    With a `pid`, only that process is affected.
+    This affects every process that maps the file now or later; with a `pid`, only that process.
     """
-    path, _, offset = hook.rpartition("+")
-    name = ctypes.create_string_buffer(os.fsencode(path))
+    name = ctypes.create_string_buffer(os.fsencode(file))
     attr = PerfEventAttr(
         type=int(UPROBE_TYPE.read_text()),
         config=int(mechanism == "uretprobe"),  # sys/bus/event_source/devices/uprobe/format/retprobe
         kprobe_func=ctypes.addressof(name),  # uprobe_path, a member of the same union
-        probe_offset=int(offset, 16),
+        probe_offset=int(hook.rpartition("+")[2], 16),
     )
     return _open_event(program, attr, hook, mechanism, pid)
 

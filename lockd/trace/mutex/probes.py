@@ -54,7 +54,7 @@ class Library:
     path: str
     """The path as the process sees it, for messages."""
     place: str
-    """A path by which the kernel finds the file for lockd."""
+    """A path by which the kernel finds the file for lockd (binaries.Binary.place)."""
     functions: tuple[Function, ...]
 
 
@@ -105,10 +105,10 @@ def _binaries(name: str, pid: int) -> list[Binary]:
 
 
 def _library(binary: Binary) -> Library | None:
-    """The mutex functions of a file; None if it has none. Closes the descriptor."""
+    """The mutex functions of a file; None if it has none."""
     try:
         with opened_root(Path(f"/proc/{binary.pid}")) as root:
-            file = open_object(binary.descriptor, root.directories, os.fsencode(binary.path))
+            file = open_object(os.dup(binary.descriptor), root.directories, os.fsencode(binary.path))
     except ElfError:
         return None
     try:
@@ -145,11 +145,9 @@ def _code(descriptor: int, offset: int, size: int) -> bytes:
 
 def _candidates(pid: int, library: Library, with_holds: bool) -> Iterator[Candidate]:
     def probe(program: str, mechanism: str, offset: int) -> Candidate:
-        return Candidate("trace", program, mechanism, f"{library.place}+{offset:#x}", pid=probed)
+        hook = f"{library.path}+{offset:#x}"
+        return Candidate("trace", program, mechanism, hook, pid=pid, file=library.place)
 
-    # The kernel attaches a probe of one process to its main thread. If that thread has ended, the probe is
-    # attached for all processes.
-    probed = 0 if is_without_main_thread(pid) else pid
     for function in library.functions:
         if function.name in (*TAKING, *TAKING_C11):
             returned = "mutex_returned_c11" if function.name in TAKING_C11 else "mutex_returned"

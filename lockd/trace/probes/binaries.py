@@ -35,14 +35,34 @@ class Binary:
     """The path for messages: as the process sees it, if the file was found in a process."""
     pid: int
     """The id of the process that is to be probed; 0: all processes."""
-    place: str
-    """A path by which lockd, and the kernel for lockd, find this file."""
     descriptor: int
-    """The open file. The caller of find_binaries() closes it."""
+    """The open file. It stays open until lockd ends, since the kernel finds the file by it (`place`)."""
 
     @property
     def name(self) -> str:
         return self.path.rpartition("/")[2]
+
+    @property
+    def place(self) -> str:
+        """A path by which the kernel finds this very file for lockd and its children.
+
+        Whoever may rename the file can have its own path lead to another one at any time. A probe would then
+        be set in the middle of an instruction of a program that is not theirs.
+        """
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+
+
+_kept: dict[tuple[int, int], int] = {}
+"""Descriptors of all files that were found, by device and inode: many processes map the same libraries."""
+
+
+def _keep(descriptor: int) -> int:
+    """A descriptor of the same file that stays open until lockd ends. Another one of the file is closed."""
+    about = os.fstat(descriptor)
+    kept = _kept.setdefault((about.st_dev, about.st_ino), descriptor)
+    if kept != descriptor:
+        os.close(descriptor)
+    return kept
 
 
 def find_binaries(name: str, pids: tuple[int, ...]) -> list[Binary]:
@@ -98,11 +118,7 @@ def _name(mapping: Mapping) -> str:
 
 
 def _mapped(process: Path, pid: int, mapping: Mapping) -> Binary:
-    """The file of a mapping.
-
-    Its place is its path as seen by lockd or in the root directory of the process, whichever leads to this
-    file. If neither does, because the file was replaced, the place is procfs's link to the mapped file.
-    """
+    """The file of a mapping, even if another file has its path by now."""
     path = os.fsdecode(mapping.path)
     try:
         memory = os.open(process / "mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -112,15 +128,7 @@ def _mapped(process: Path, pid: int, mapping: Mapping) -> Binary:
             os.close(memory)
     except OSError as error:
         raise HostError(f"process {pid}: {path}: {error.strerror}") from error
-    link = f"{process}/map_files/{mapping.start:x}-{mapping.end:x}"
-    status = os.fstat(descriptor)
-    for place in (path, f"{process}/root{path}"):
-        try:
-            if os.path.samestat(os.stat(place), status):
-                return Binary(path, pid, place, descriptor)
-        except OSError:
-            continue
-    return Binary(path, pid, link, descriptor)
+    return Binary(path, pid, _keep(descriptor))
 
 
 def _unmapped(process: Path, pid: int, path: str) -> Binary:
@@ -128,7 +136,7 @@ def _unmapped(process: Path, pid: int, path: str) -> Binary:
         descriptor = open_regular(process / "root", os.fsencode(path))
     except OSError as error:
         raise UsageError(f"{path}: in the file system of process {pid}: {error.strerror}") from error
-    return Binary(path, pid, f"{process}/root{path}", descriptor)
+    return Binary(path, pid, _keep(descriptor))
 
 
 def is_wildcard(name: str) -> bool:
@@ -149,9 +157,9 @@ def _find_on_host(name: str) -> list[Binary]:
             f"{name}: no library of that name for {ARCHITECTURE} is in the linker's cache (ldconfig -p), "
             "and no program of that name is on PATH; give its path, or a process that uses it with -p PID"
         )
-    places = dict.fromkeys(os.path.realpath(path) for path in paths)
+    real = dict.fromkeys(os.path.realpath(path) for path in paths)
     try:
-        return [Binary(place, 0, place, open_regular("/", os.fsencode(place))) for place in places]
+        return [Binary(path, 0, _keep(open_regular("/", os.fsencode(path)))) for path in real]
     except OSError as error:
         raise UsageError(f"{name}: cannot be read: {error.strerror}") from error
 

@@ -137,6 +137,8 @@ class Place:
     """The value of hooks.Candidate.hook."""
     pid: int = 0
     """The id of the only process that is probed; 0: all processes."""
+    file: str = ""
+    """For a user function, the value of hooks.Candidate.file."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ class Probes:
                 place.hook,
                 is_required,
                 pid=place.pid,
+                file=place.file,
                 one_of_many=not is_required,
             )
 
@@ -328,7 +331,7 @@ def _as_tuples(names: dict[str, list[str]]) -> dict[str, tuple[str, ...]]:
 
 
 def user_functions(pattern: Pattern, binaries: Iterable[Binary]) -> Probes:
-    """The functions of `binaries` that match. Closes their descriptors. Raises UsageError if none matches."""
+    """The functions of `binaries` that match. Raises UsageError if none matches."""
     places: list[Place] = []
     left_out: dict[str, list[str]] = {}
     searched: list[str] = []
@@ -336,7 +339,7 @@ def user_functions(pattern: Pattern, binaries: Iterable[Binary]) -> Probes:
     for binary in binaries:
         try:
             with opened_root(Path(f"/proc/{binary.pid or 'self'}")) as root:
-                file = open_object(binary.descriptor, root.directories, os.fsencode(binary.path))
+                file = open_object(os.dup(binary.descriptor), root.directories, os.fsencode(binary.path))
         except ElfError as error:
             if is_wildcard(pattern.object):  # processes map other files as code, too
                 searched.append(f"{binary.path} (no program or library)")
@@ -350,7 +353,8 @@ def user_functions(pattern: Pattern, binaries: Iterable[Binary]) -> Probes:
                 if reason:
                     left_out.setdefault(reason, []).append(name)
                 else:
-                    places.append(Place(f"{binary.name}:{name}", f"{binary.place}+{offset:#x}", binary.pid))
+                    hook = f"{binary.path}+{offset:#x}"
+                    places.append(Place(f"{binary.name}:{name}", hook, binary.pid, binary.place))
             if not entries:
                 names.update(symbol.name for symbol in all_functions(file))
                 note = "" if file.has_full_symbols else " (only its exported functions have names)"
@@ -362,7 +366,7 @@ def user_functions(pattern: Pattern, binaries: Iterable[Binary]) -> Probes:
             f"{pattern.text}: none of the {len(names):,} functions of {', '.join(searched)} matches"
             f"{pattern.nearest(names)}"
         )
-    unique = tuple({(place.hook, place.pid): place for place in places}.values())
+    unique = tuple({(place.hook, place.pid, place.file): place for place in places}.values())
     return Probes(pattern, unique, _as_tuples(left_out))
 
 

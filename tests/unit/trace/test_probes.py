@@ -188,7 +188,7 @@ def test_a_wildcard_passes_over_what_is_mapped_as_code_and_is_no_program(
     other.write_bytes(b"no ELF" * 1000)
 
     def binaries() -> list[Binary]:
-        return [Binary(str(p), 0, str(p), os.open(p, os.O_RDONLY)) for p in (other, program)]
+        return [Binary(str(p), 0, os.open(p, os.O_RDONLY)) for p in (other, program)]
 
     found = user_functions(parse("*:plain"), binaries())
     assert [place.name for place in found.places] == ["program:plain"]
@@ -230,9 +230,23 @@ def test_a_file_that_was_replaced_is_found_as_it_is_mapped(program: Path, tmp_pa
         shutil.copy(program, tmp_path / "other")
         os.replace(tmp_path / "other", copy)
         (place,) = resolve(parse("copy:plain"), (child.pid,)).places
-        path, _, offset = place.hook.rpartition("+")
-        assert int(offset, 16) == at
-        assert os.path.samestat(os.stat(path), before)
+        assert place.hook.endswith(f"+{at:#x}")
+        assert os.path.samestat(os.stat(place.file), before)
+
+
+@needs_gcc
+def test_a_file_that_is_replaced_later_is_not_probed_in_its_place(program: Path, tmp_path: Path) -> None:
+    """Its owner could have the path lead to a program of root before the probe is attached."""
+    copy = tmp_path / "copy"
+    shutil.copy(program, copy)
+    before = os.stat(copy)
+    (place,) = resolve(parse(f"{copy}:plain")).places
+    shutil.copy(program, tmp_path / "other")
+    os.replace(tmp_path / "other", copy)
+    assert place.hook == f"{copy}+{offsets(copy)['plain']:#x}"
+    assert os.path.samestat(os.stat(place.file), before)
+    (again,) = resolve(parse(f"{copy}:plain")).places
+    assert os.path.samestat(os.stat(again.file), os.stat(copy))
 
 
 @needs_gcc
@@ -251,7 +265,7 @@ def test_libraries_of_this_host() -> None:
     (place,) = resolve(parse("c:getppid")).places
     assert place.name == "libc.so.6:getppid"
     assert place.pid == 0
-    assert os.path.samefile(place.hook.rpartition("+")[0], _own_libc())
+    assert os.path.samefile(place.file, _own_libc())
     (moved,) = resolve(parse("pthread:pthread_mutex_lock")).places
     assert moved.name in ("libc.so.6:pthread_mutex_lock", "libpthread.so.0:pthread_mutex_lock")
     with pytest.raises(UsageError, match="no library of that name"):
