@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import trace_process
 from tests.support.checks import in_one_of_some_tries, off
 from tests.support.lockd_process import CANNOT, ROOT, is_lack
 from tests.support.trace_process import Trace, one_shot, samples_of
@@ -29,6 +30,14 @@ SITES = {
 """Names of the locks of the workload kernel_locks, by type."""
 MOST_LOST = 0.05
 """The share of waits that may be lost."""
+FEW_ENTRIES = """\
+import sys
+from lockd import cli
+from lockd.trace.klock import klock
+klock.ENTRIES = 8
+sys.exit(cli.main())
+"""
+"""A lockd whose maps of waits have room for eight threads in one window."""
 
 
 @pytest.fixture
@@ -120,6 +129,24 @@ def test_a_crowd_at_one_lock(klock: Callable[..., Trace], workload: Start) -> No
         return check_records(trace, one, truth, 50_000_000, threads=100)
 
     in_one_of_some_tries(attempt)
+
+
+def test_waits_that_find_no_room_are_told_as_lost(
+    klock: Callable[..., Trace], workload: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_process, "CHECKOUT", ("/usr/bin/python3", "-c", FEW_ENTRIES))
+    one = workload("pipe_crowd", 100, 3, 30_000)
+    trace = klock("-p", one.pid)
+    told = one.run()["kernel"]["mutex"]["waits"]
+    records = [line for line in records_of(trace.stop(), one.comm) if line[3] == "mutex"]
+    counted = sum(int(line[7]) for line in records if len(line) == 9)
+    lost = dict(trace.lost)
+    assert not [what for what in lost if "without names" in what]
+    full = lost.pop("kernel_locks: full", 0)
+    assert full > 0
+    assert counted < told
+    # Waits for other locks of the process, such as mmap_lock, may have found no room either.
+    assert counted + full >= told - sum(lost.values())
 
 
 def test_a_wait_that_goes_on_is_in_the_records_and_marked(

@@ -125,6 +125,14 @@ static __always_inline u32 any_taker(u64 lock)
     return 0;
 }
 
+#ifdef TRACE
+/* A trace shows who takes locks where, and has no rows for holds of which that is not known. */
+static __always_inline void kernel_hold_overflow(int window, struct kernel_hold_key *key, u64 taken, u64 held,
+                                                 bool is_hold)
+{
+    lose(LOSS_KERNEL_HOLDS__FULL);
+}
+#else
 static __always_inline void kernel_hold_overflow(int window, struct kernel_hold_key *key, u64 taken, u64 held,
                                                  bool is_hold)
 {
@@ -151,6 +159,7 @@ static __always_inline void kernel_hold_overflow(int window, struct kernel_hold_
         raise_to(&v->max_hold_ns, held);
     }
 }
+#endif
 
 /* Add to the aggregates for one `level` of `holding`: `taken` acquisitions (0 or 1) and, if `is_hold`, a
  * hold of `held` ns. */

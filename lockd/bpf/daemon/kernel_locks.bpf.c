@@ -116,6 +116,13 @@ static __always_inline void wait_began(void *ctx, u64 lock, u32 type, bool may_r
 #endif
 }
 
+#ifdef TRACE
+/* A trace shows who waits where, and has no rows for waits of which that is not known. */
+static __always_inline void kernel_lock_overflow(int window, struct kernel_lock_key *key, u64 waited)
+{
+    lose(LOSS_KERNEL_LOCKS__FULL);
+}
+#else
 static __always_inline void kernel_lock_overflow(int window, struct kernel_lock_key *key, u64 waited)
 {
     struct kernel_lock_key rest = {.type = key->type, .slot = key->slot};
@@ -138,6 +145,7 @@ static __always_inline void kernel_lock_overflow(int window, struct kernel_lock_
     add_to(&v->wait_ns, waited);
     raise_to(&v->max_wait_ns, waited);
 }
+#endif
 
 static __always_inline u64 own_mmap_lock(void)
 {
