@@ -66,6 +66,8 @@ These entries are chosen at random (add_entry() in common.bpf.h). The chance tha
 is 1 in 10^14.
 """
 
+LARGEST_INT, MASK_64 = 2**31 - 1, 2**64 - 1
+
 THREAD_POINTER = {"x86_64": "thread.fsbase", "aarch64": "thread.uw.tp_value"}
 """The member of struct task_struct with the thread pointer, by machine."""
 
@@ -209,13 +211,22 @@ def _casts_of(host: Host) -> dict[str, int]:
 
 def assemble(files: Sequence[str], defines: Mapping[str, int | None]) -> Source:
     """Join `files` of lockd/bpf below `defines`; a value of None is defined as empty."""
-    parts = [f"#define {name} {'' if value is None else hex(value)}" for name, value in defines.items()]
+    parts = [f"#define {name} {'' if value is None else _number(value)}" for name, value in defines.items()]
     body = ""
     for name in files:
         text = (BPF_DIR / name).read_text()
         body += text
         parts += [f'#line 1 "{name}"', text]
     return Source("\n".join(parts), _enums(body), _constants(body))
+
+
+def _number(value: int) -> str:
+    """Return a number of at most 64 bits as C text.
+
+    A number that is no int is an unsigned one of 64 bits, in two's complement if it is negative: -0x80000000
+    would be 2147483648 in C, because 0x80000000 is unsigned.
+    """
+    return hex(value) if 0 <= value <= LARGEST_INT else f"{value & MASK_64:#x}ULL"
 
 
 def _enums(text: str) -> dict[str, tuple[str, ...]]:

@@ -113,6 +113,8 @@ def test_values_by_another_field_and_by_process(workload: Start) -> None:
         (("ret < 0",), lambda value: value < 0),
         (("ret <= -10",), lambda value: value <= -10),
         (("ret == 0x1000",), lambda value: value == 4096),
+        (("ret >= -2147483648",), lambda value: True),
+        (("ret > -3000000000",), lambda value: True),
     ],
 )
 def test_filters(filters: tuple[str, ...], holds: Any, workload: Start) -> None:

@@ -2,17 +2,22 @@
 /* Slots of the histograms that lockd/trace/core/histogram.py prints. */
 
 #ifdef LINEAR_STEP
+/* Values and bounds may be signed or unsigned numbers of 64 bits. Of two with the same sign, the smaller one
+ * is the smaller unsigned number as well. */
+static __always_inline bool is_below(u64 value, bool is_negative, u64 bound, bool is_bound_negative)
+{
+    return is_negative == is_bound_negative ? value < bound : is_negative;
+}
+
 /* Slot 0 is below LINEAR_FIRST. Each further slot has LINEAR_STEP values, and the last is LINEAR_LAST and
  * above. */
 static __always_inline u32 histogram_slot(u64 value, bool is_negative)
 {
-    s64 first = (LINEAR_FIRST), last = (LINEAR_LAST);
-
-    if (is_negative ? (s64)value < first : first > 0 && value < (u64)first)
+    if (is_below(value, is_negative, LINEAR_FIRST, LINEAR_FIRST_NEGATIVE))
         return 0;
-    if (is_negative ? (s64)value >= last : last <= 0 || value >= (u64)last)
-        value = last;
-    return 1 + (value - (u64)first) / (LINEAR_STEP);
+    if (!is_below(value, is_negative, LINEAR_LAST, LINEAR_LAST_NEGATIVE))
+        value = LINEAR_LAST;
+    return 1 + (value - LINEAR_FIRST) / LINEAR_STEP;
 }
 #else
 /* Slot 0 is negative values, slot 1 is zero, slot 2 is one, and slot s from 3 on is [2^(s-2), 2^(s-1)). */

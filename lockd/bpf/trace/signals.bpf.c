@@ -45,7 +45,7 @@ int on_signal_generate(struct bpf_raw_tracepoint_args *ctx)
     struct signal_sent event = {
         .number = ctx->args[0], .to_process = !!(u32)ctx->args[3], .result = ctx->args[4]};
 
-    if (!((SIGNALS_ASKED) >> (event.number - 1 & 63) & 1))
+    if (!((u64)SIGNALS_ASKED >> (event.number - 1 & 63) & 1))
         return 0;
     read_process(current, &event.running_tgid, &event.running_tid, event.running_comm);
     read_process(receiver, &event.tgid, &event.tid, event.comm);

@@ -43,6 +43,10 @@ def linear(text: str) -> Linear:
         raise argparse.ArgumentTypeError(
             f"{text!r}: rule: MIN below MAX, and 1 to {MOST_STEPS:,} whole steps between them"
         )
+    if first < -(2**63) or last >= (2**63 if first < 0 else 2**64):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: rule: MIN and MAX are numbers of 64 bits: -2^63 to 2^63 - 1, or 0 to 2^64 - 1"
+        )
     return Linear(first, last, step)
 
 
@@ -69,7 +73,9 @@ def defines(args: argparse.Namespace) -> dict[str, int | None]:
     switches: dict[str, int | None] = {"BY_COMM": None} if "comm" in args.by else {}
     if args.linear:
         scale: Linear = args.linear
-        switches |= {"LINEAR_FIRST": scale.first, "LINEAR_LAST": scale.last, "LINEAR_STEP": scale.step}
+        for name, bound in (("FIRST", scale.first), ("LAST", scale.last)):
+            switches |= {f"LINEAR_{name}": bound, f"LINEAR_{name}_NEGATIVE": int(bound < 0)}
+        switches["LINEAR_STEP"] = scale.step
     return switches
 
 

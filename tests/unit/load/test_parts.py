@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockd.load.hooks import HOLDERS, parts_of
+from lockd.load.source import assemble
 
 USER, KERNEL = "daemon/user_releases.bpf.c", "daemon/kernel_releases.bpf.c"
 ALONE = {"sched_process_exec", "sched_switch", "sched_waking"}
@@ -40,3 +41,18 @@ def test_switches_are_seen_for_the_holders_of_kernel_locks_only_if_nothing_else_
     assert HOLDERS not in hooks("kernel_locks", has_holders=False)
     assert HOLDERS not in hooks("offcpu", "kernel_locks")
     assert hooks("offcpu", "kernel_locks")["switches"] >= ALONE
+
+
+def test_numbers_of_macros_keep_their_values_in_c() -> None:
+    """C takes 0x80000000 for an unsigned number of 32 bits, and so its negation as well."""
+    defined = assemble(
+        [], {"EMPTY": None, "ZERO": 0, "INT": 2**31 - 1, "MORE": 2**31, "LESS": -1, "ALL": 2**64 - 1}
+    )
+    assert defined.text.splitlines() == [
+        "#define EMPTY ",
+        "#define ZERO 0x0",
+        "#define INT 0x7fffffff",
+        "#define MORE 0x80000000ULL",
+        "#define LESS 0xffffffffffffffffULL",
+        "#define ALL 0xffffffffffffffffULL",
+    ]
