@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TextIO
@@ -42,6 +43,8 @@ BLOCKED_PROCESSES = "blocked_processes"
 """The ring buffer in which the programs announce processes of which they have just captured a stack."""
 TRACED_PROCESSES, TRACED_THREADS = "traced_processes", "traced_threads"
 """The maps with the ids of the processes and threads to trace (lockd/bpf/include/trace.bpf.h)."""
+OLDER_WAITS_LOST = "older waits: threads full"
+"""The description in losses() of waits from before the trace for which the map of threads had no room."""
 
 
 class Session:
@@ -75,6 +78,8 @@ class Session:
         self.progress = Progress(sys.stderr)
         self.stacks = CallStacks(shown)
         """The call stacks of all windows that were drained so far."""
+        self.own_losses: Counter[str] = Counter()
+        """Numbers of events that the tool itself has lost, by the description that losses() has."""
         self._has_stacks = bool(settings.trace and STACK_DEFINES & settings.trace.defines.keys())
         self._lost: dict[str, int] | None = None
         """What _read_losses() returned at the end of the trace; None while the trace goes on."""
@@ -190,7 +195,7 @@ class Session:
 
     def losses(self) -> dict[str, int]:
         """Numbers of lost events by a description such as `futex: threads full`, without zeros."""
-        losses = self._read_losses() if self._lost is None else dict(self._lost)
+        losses = (self._read_losses() if self._lost is None else self._lost) | self.own_losses
         if self._has_stacks:
             losses["stacks: too many to be unwound"] = self.stacks.lost
         return {description: n for description, n in losses.items() if n}

@@ -19,7 +19,7 @@ from lockd.printable import printable
 from lockd.trace.core import options, output
 from lockd.trace.core.call_stacks import NO_STACK
 from lockd.trace.core.histogram import Histogram, as_bcc
-from lockd.trace.core.session import PERIOD, Session
+from lockd.trace.core.session import OLDER_WAITS_LOST, PERIOD, Session
 from lockd.trace.futex.calls import FutexCalls
 from lockd.trace.futex.holders import HolderRow, Holders
 from lockd.trace.futex.holders import as_csv as holders_as_csv
@@ -176,6 +176,7 @@ def trace_calls(
         holders = Holders(session.manifest) if with_holders else None
         names = LockNames(session.stacks.names, calls.kinds)
         older = waits.enter_older(session.map("threads"), args.pids or _all_processes(), time.monotonic_ns())
+        session.own_losses[OLDER_WAITS_LOST] = waits.without_room
         for taken in session.windows():
             names.add(taken)
             calls.add(taken)

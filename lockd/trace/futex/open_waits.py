@@ -55,6 +55,8 @@ class OpenWaits:
         self._kinds = manifest.enums["futex_kind"]
         self._runnable = manifest.enums["state"].index("runnable")
         self._interruptible = manifest.enums["state"].index("interruptible")
+        self.without_room = 0
+        """Number of waits that enter_older() could not enter, because the map was full."""
 
     def enter_older(self, threads: HashMap, tgids: Iterable[int], now_ns: int) -> int:
         """Enter the open waits of the processes into the map `threads`, as if they began at `now_ns`.
@@ -70,6 +72,8 @@ class OpenWaits:
             entry["tgid"], entry["nr"] = wait.tgid, wait.nr
             entry["off_since"], entry["state"] = now_ns, self._interruptible
             if not threads.insert(key, entry):
+                # Every entry has a process. If there is none, no program has entered the thread either.
+                self.without_room += not threads.lookup(key)["tgid"]
                 continue
             if find_wait(self._procfs, wait.tgid, wait.tid) == wait:
                 entered += 1

@@ -20,7 +20,7 @@ import numpy as np
 from lockd.names.labels.processes import PF_KTHREAD
 from lockd.names.labels.reasons import calls
 from lockd.names.unwind.capture import Capture, read_capture
-from lockd.trace.core.session import Session
+from lockd.trace.core.session import OLDER_WAITS_LOST, Session
 from lockd.views.profile import KernelFrame
 
 TASK_STATES = {"S": 0x1, "D": 0x2, "T": 0x4, "t": 0x8, "P": 0x40, "I": 0x402}
@@ -114,7 +114,8 @@ class OlderWaits:
         return self._state_mask is None or bool(bits & self._state_mask)
 
     def _enter(self, thread: BlockedThread) -> bool:
-        """Enter a wait. Returns False if a program has already entered the thread, or if the map is full."""
+        """Enter a wait. Returns False if a program has already entered the thread, or if the map is full; the
+        second counts as a loss."""
         table, manifest = self._session.map("threads"), self._session.manifest
         kernel = tuple(map(KernelFrame, thread.kernel))
         number = self._stacks.add_sleeping(thread.tgid, thread.capture, kernel)
@@ -129,7 +130,11 @@ class OlderWaits:
             entry["detail"] = manifest.enums[enum].index(member)
         entry["comm"] = thread.comm
         entry["stacks"]["user"] = entry["stacks"]["kernel"] = number
-        return table.insert(np.array([thread.tid], table.key), entry)
+        key = np.array([thread.tid], table.key)
+        is_entered = table.insert(key, entry)
+        if not is_entered and not table.lookup(key)["tgid"]:  # every entry of a program has a process
+            self._session.own_losses[OLDER_WAITS_LOST] += 1
+        return is_entered
 
 
 def _threads(pids: Iterable[int], tids: Iterable[int], procfs: Path = Path("/proc")) -> Iterable[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockd.kernel.manifest import Manifest
+from lockd.kernel.maps import HashMap
 from lockd.trace.core.histogram import as_bcc
 from lockd.trace.futex.calls import CALLS, MAXIMA, SUMS, UNKNOWN, FutexCalls
-from lockd.trace.futex.open_waits import OpenWaits, kind_of_wait, slots_of
+from lockd.trace.futex.open_waits import FUTEX, OpenWaits, kind_of_wait, slots_of
 
 KINDS = ("lock", "pi", "cond", "other", "wake", "none")
 STATES = ("runnable", "interruptible")
@@ -129,6 +131,34 @@ def test_what_began_after_the_end_was_not_open_then(tmp_path: Path) -> None:
     assert open_waits.count_unfinished(calls, (tids, threads), END, lambda _: 0) == 2
     found = {row["tid"]: (row["blocked_ns"], row["sys_ns"]) for row in calls.merged()}
     assert found == {1: (50, 40), 2: (0, 90)}
+
+
+ENTRY = np.dtype(
+    [("off_since", "u8"), ("tgid", "u4"), ("nr", "i2"), ("state", "u1"),
+     ("call", [("since", "u8"), ("uaddr", "u8"), ("tid", "u4"), ("kind", "u1"), ("guess", "u1")])]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "without_room"), [((), 2), ((8,), 1), ((7, 8), 0)])
+def test_older_waits_for_which_the_map_has_no_room_are_counted(
+    known: tuple[int, ...], without_room: int, tmp_path: Path
+) -> None:
+    """A thread that a program has entered meanwhile is in the map, and its wait is not lost."""
+    for tid in (7, 8):
+        task = tmp_path / "7" / "task" / str(tid)
+        task.mkdir(parents=True)
+        (task / "status").write_text("Name:\tx\nvoluntary_ctxt_switches:\t5\n")
+        (task / "syscall").write_text(f"{FUTEX} 0x1000 0x80 0x2 0x0 0x0 0x0 0x7ff0 0x5550\n")
+
+    def lookup(key: Any) -> Any:
+        entry = np.zeros(1, ENTRY)
+        entry["tgid"] = 7 if int(key[0]) in known else 0
+        return entry
+
+    full = SimpleNamespace(key=np.dtype("u8"), value=ENTRY, insert=lambda *_: False, lookup=lookup)
+    waits = OpenWaits(MANIFEST, tmp_path)
+    assert waits.enter_older(cast("HashMap", full), [7], END) == 0
+    assert waits.without_room == without_room
 
 
 REALTIME, PRIVATE = 256, 128

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from lockd.trace.core.call_stacks import CallStacks
-from lockd.trace.core.session import Session
-from lockd.trace.offcpu import offcpu
+from lockd.trace.core.session import OLDER_WAITS_LOST, Session
+from lockd.trace.offcpu import offcpu, older_waits
 from lockd.trace.offcpu.absences import NOBODY, Absences, Place, Times
-from lockd.trace.offcpu.older_waits import OlderWaits
+from lockd.trace.offcpu.older_waits import BlockedThread, OlderWaits, ThreadState
 from lockd.views.profile import Profile
 
 
@@ -64,6 +66,32 @@ def test_absences_beyond_what_there_is_room_for_count_without_names() -> None:
     }
     assert found == {("", 1): (2, 20, 1), ("", 2): (2, 20, 2), (NOBODY, 0): (3, 30, 4)}
     assert (absences.nameless, session.events) == (3, 7)
+
+
+ENTRY = np.dtype(
+    [("off_since", "u8"), ("tgid", "u4"), ("nr", "i2"), ("state", "u1"), ("comm", "S16"),
+     ("stacks", [("user", "u8"), ("kernel", "u8")])]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("tgid", "lost"), [(0, 1), (5, 0)])
+def test_an_older_wait_for_which_the_map_has_no_room_is_lost(
+    tgid: int, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that a program has entered meanwhile is in the map, and its wait is not lost."""
+    entry = np.zeros(1, ENTRY)
+    entry["tgid"] = tgid
+    full: Any = SimpleNamespace(
+        key=np.dtype("u8"), value=ENTRY, insert=lambda *_: False, lookup=lambda _: entry
+    )
+    session: Any = SimpleNamespace(
+        manifest=SimpleNamespace(enums={"state": ("runnable", "interruptible")}, constants={}),
+        stacks=CallStacks(), began_ns=1, own_losses=Counter(), map=lambda _: full,
+    )  # fmt: skip
+    thread = BlockedThread(6, 5, b"x", ThreadState("S", 3), False, 0, None, None, ())
+    monkeypatch.setattr(older_waits, "blocked_thread", lambda _: thread)
+    OlderWaits(session, None, False, False).enter((), (6,))
+    assert session.own_losses[OLDER_WAITS_LOST] == lost
 
 
 def test_a_side_that_was_not_asked_for_is_not_shown() -> None:
