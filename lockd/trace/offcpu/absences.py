@@ -104,9 +104,10 @@ class Absences:
         self._key = struct_dtype(next(info.key for info in manifest.maps if info.name == "offcpu_0"))
         self._has_wakers = "woken_by" in (self._key.names or ())
         self._rows: dict[bytes, int] = {}
-        """Row of `_sums` by the bytes of a key."""
-        self._tgids: dict[int, int] = {}
-        """The process of each thread, by thread id."""
+        """Row of `_sums` by the bytes of a key and of the id of the process.
+
+        The key has the thread alone, and the kernel may give its id to a thread of another process later.
+        """
         self._sums = np.zeros((64, 4), np.int64)
         """The four members of Times in each row."""
         self._nobody = Times()
@@ -130,7 +131,8 @@ class Absences:
     def _add(self, keys: Columns, values: Columns) -> None:
         raw, size = keys.tobytes(), self._key.itemsize
         parts = (raw[start : start + size] for start in range(0, len(raw), size))
-        rows = np.array([self._row_of(part) for part in parts])
+        tgids = (tgid.to_bytes(4, "little") for tgid in values["who"]["tgid"].tolist())
+        rows = np.array([self._row_of(part + tgid) for part, tgid in zip(parts, tgids, strict=True)])
         if (rows < 0).any():
             fits, rest = np.flatnonzero(rows >= 0), structs.take(values, np.flatnonzero(rows < 0))
             self.nameless += int(rest["count"].sum())
@@ -142,10 +144,9 @@ class Absences:
         for column, name in enumerate(("count", "blocked_ns", "run_ns")):
             self._sums[rows, column] += values[name].astype(np.int64)  # no row occurs twice in a window
         self._sums[rows, 3] = np.maximum(self._sums[rows, 3], values["max_blocked_ns"].astype(np.int64))
-        self._tgids.update(zip(keys["tid"].tolist(), values["who"]["tgid"].tolist(), strict=True))
 
     def _row_of(self, key: bytes) -> int:
-        """The row for a key; -1 if there are too many others."""
+        """The row for a member of `_rows`; -1 if there are too many others."""
         row = self._rows.get(key, -1)
         if row < 0 and len(self._rows) < self._most:
             row = self._rows[key] = len(self._rows)
@@ -167,10 +168,10 @@ class Absences:
         With `with_ongoing`, absences that go on are included if they have lasted `least_ns` to `most_ns`.
         """
         places: dict[Place, Times] = {}
-        keys = np.frombuffer(b"".join(self._rows), self._key)
-        for row, key in enumerate(keys):
+        rows = np.frombuffer(b"".join(self._rows), [("key", self._key), ("tgid", "<u4")])
+        for row, (key, tgid) in enumerate(zip(rows["key"], rows["tgid"].tolist(), strict=True)):
             waker = self._waker(key["woken_by"]) if self._has_wakers else None
-            place = self._place(key, self._tgids[int(key["tid"])], int(key["tid"]), older, waker=waker)
+            place = self._place(key, tgid, int(key["tid"]), older, waker=waker)
             places.setdefault(place, Times()).add(*self._sums[row].tolist())
         for place, times in self._ongoing(older) if with_ongoing else ():
             if least_ns <= times.longest <= most_ns:

@@ -47,25 +47,43 @@ VALUE = np.dtype(
 )  # fmt: skip
 
 
-def test_absences_beyond_what_there_is_room_for_count_without_names() -> None:
+def absences_of(most: int) -> tuple[Absences, Session]:
     info = SimpleNamespace(name="offcpu_0", key=KEY)
     manifest = SimpleNamespace(
         maps=[info], enums={"state": ("runnable",)}, constants={"NR_NONE": -1, "NR_KERNEL": -2}
     )
     session = cast("Session", SimpleNamespace(manifest=manifest, stacks=CallStacks(), events=0))
-    absences = Absences(session, with_runqueue=False, most=2)
+    return Absences(session, with_runqueue=False, most=most), session
+
+
+def places_of(absences: Absences) -> dict[Place, Times]:
+    older = cast("OlderWaits", SimpleNamespace(has_stack=lambda _: False))
+    return absences.by_place(older, 0, 10**9, with_ongoing=False)
+
+
+def test_absences_beyond_what_there_is_room_for_count_without_names() -> None:
+    absences, session = absences_of(most=2)
     for tids in ((1,), (1, 2, 3), (3, 2, 4)):
         keys, values = np.zeros(len(tids), KEY), np.zeros(len(tids), VALUE)
         keys["tid"], values["who"]["tgid"] = tids, 5
         values["count"], values["blocked_ns"], values["max_blocked_ns"] = 1, 10, tids
         absences.add({"offcpu": (keys, values)})
-    older = cast("OlderWaits", SimpleNamespace(has_stack=lambda _: False))
-    places = absences.by_place(older, 0, 10**9, with_ongoing=False)
     found = {
-        (place.comm, place.tid): (times.count, times.wait, times.longest) for place, times in places.items()
+        (place.comm, place.tid): (times.count, times.wait, times.longest)
+        for place, times in places_of(absences).items()
     }
     assert found == {("", 1): (2, 20, 1), ("", 2): (2, 20, 2), (NOBODY, 0): (3, 30, 4)}
     assert (absences.nameless, session.events) == (3, 7)
+
+
+def test_a_thread_id_that_is_used_again_is_of_another_process() -> None:
+    absences, _ = absences_of(most=9)
+    for tgid, comm, count in ((5, b"old", 1), (7, b"new", 2), (9, b"new", 4)):
+        keys, values = np.zeros(1, KEY), np.zeros(1, VALUE)
+        keys["tid"], keys["comm"], values["who"]["tgid"], values["count"] = 6, comm, tgid, count
+        absences.add({"offcpu": (keys, values)})
+    found = {(place.comm, place.pid, place.tid): times.count for place, times in places_of(absences).items()}
+    assert found == {("old", 5, 6): 1, ("new", 7, 6): 2, ("new", 9, 6): 4}
 
 
 ENTRY = np.dtype(
