@@ -104,6 +104,15 @@ int main(void)
         check(sigqueue(child, SIGRTMIN + 2, (union sigval){.sival_int = i}), "sigqueue");
         note("SIGRTMIN+2", "SI_QUEUE", self, child, child, false, "delivered");
     }
+    static const struct {
+        int number;
+        const char *name;
+    } codes[] = {{-60, "SI_ASYNCNL"}, {-2, "SI_TIMER"}, {-99, "-99"}};
+    for (int i = 0; i < 3; i++) { /* codes that sigqueue() does not use */
+        siginfo_t info = {.si_signo = SIGRTMIN + 2, .si_code = codes[i].number};
+        check(syscall(SYS_rt_sigqueueinfo, child, SIGRTMIN + 2, &info), "rt_sigqueueinfo");
+        note("SIGRTMIN+2", codes[i].name, self, child, child, false, "delivered");
+    }
     handle(SIGHUP, handler);
     int before = handled;
     check(syscall(SYS_tgkill, self, thread, SIGHUP), "tgkill");

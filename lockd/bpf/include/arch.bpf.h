@@ -7,6 +7,8 @@
 #define NR_CLONE 220
 #define NR_EPOLL_PWAIT 22
 #define NR_EPOLL_WAIT NR_EPOLL_PWAIT /* this architecture has no epoll_wait() */
+#define NR_RT_SIGQUEUEINFO 138
+#define NR_RT_TGSIGQUEUEINFO 240
 
 #else
 #define NR_FUTEX 202
@@ -14,6 +16,8 @@
 #define NR_CLONE 56
 #define NR_EPOLL_WAIT 232
 #define NR_EPOLL_PWAIT 281
+#define NR_RT_SIGQUEUEINFO 129
+#define NR_RT_TGSIGQUEUEINFO 297
 
 #define USER64_CODE_SEGMENT 0x33
 #define NR_COMPAT_FUTEX 240 /* futex() of 32-bit programs */
@@ -22,7 +26,8 @@
 
 #define THREAD_BYTES 16384 /* THREAD_SIZE */
 
-/* These numbers are the same on every architecture (since 5.3, 5.16 and 6.7). */
+/* These numbers are the same on every architecture (since 5.1, 5.3, 5.16 and 6.7). */
+#define NR_PIDFD_SEND_SIGNAL 424
 #define NR_CLONE3 435
 #define NR_FUTEX_WAITV 449
 #define NR_FUTEX_WAKE 454

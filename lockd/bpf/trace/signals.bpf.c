@@ -19,7 +19,8 @@ struct signal_sent {
     s32 number;
     s32 code;
     s32 result;
-    u32 to_process; /* 1: sent to the process, 0: to one thread */
+    u16 to_process; /* 1: sent to the process, 0: to one thread */
+    u16 is_queueing; /* 1: the running thread is in a system call by which it sends a signal with any code */
     char running_comm[COMM_LEN]; /* of the process, not of the thread */
     char comm[COMM_LEN];
 };
@@ -37,6 +38,13 @@ static __always_inline void read_process(u64 task, u32 *tgid, u32 *tid, char *co
     bpf_probe_read_kernel(comm, COMM_LEN, (void *)(leader + TASK_COMM));
 }
 
+static __always_inline bool is_queueing(void)
+{
+    s16 nr = current_syscall();
+
+    return nr == NR_RT_SIGQUEUEINFO || nr == NR_RT_TGSIGQUEUEINFO || nr == NR_PIDFD_SEND_SIGNAL;
+}
+
 /* Raw tracepoint signal_generate: number, information, receiver, whether it is for the whole process,
  * result. */
 int on_signal_generate(struct bpf_raw_tracepoint_args *ctx)
@@ -51,6 +59,7 @@ int on_signal_generate(struct bpf_raw_tracepoint_args *ctx)
     read_process(receiver, &event.tgid, &event.tid, event.comm);
     if (!is_traced(event.running_tgid, event.running_tid, false) && !is_traced(event.tgid, event.tid, false))
         return 0;
+    event.is_queueing = is_queueing();
     event.at = bpf_ktime_get_ns();
     if (info == NO_INFO)
         event.code = SI_USER;

@@ -54,10 +54,13 @@ CODES_OF = {
 }
 """Names of the codes that one signal has: their common prefix, then the rest of each name from code 1 on."""
 BY_PROCESS = ("SI_USER", "SI_QUEUE", "SI_MESGQ", "SI_TKILL")
-"""Codes of signals that the running process sends.
+"""Codes of signals that the running process sends, whatever system call it is in.
 
-The kernel sends signals with other codes. It sends SIGCHLD in the name of a child.
+The kernel sends SIGCHLD in the name of a child.
 """
+BY_KERNEL = (-2, -4, -5, -7)
+"""Negative codes with which the kernel itself sends signals, or reserves the right to: about timers, USB
+devices, files, and threads that end because another one executes a program."""
 RESULTS = ("delivered", "ignored", "already pending", "queue full", "delivered without info")
 """Names for the results of the tracepoint, an enum in the kernel's include/trace/events/signal.h.
 
@@ -152,10 +155,10 @@ class Reader:
 
     def _sent(
         self, time_ns: int, running_tgid: int, running_tid: int, tgid: int, tid: int, number: int, code: int,
-        result: int, to_process: int, running_comm: bytes, comm: bytes,
+        result: int, to_process: int, is_queueing: int, running_comm: bytes, comm: bytes,
     ) -> Sent:  # fmt: skip
         running = text(running_comm)
-        by_process = is_by_process(number, code)
+        by_process = is_by_process(number, code, bool(is_queueing))
         when = datetime.fromtimestamp(time_ns / 1e9).astimezone()
         return Sent(
             time=when.isoformat(timespec="microseconds"),
@@ -261,10 +264,18 @@ def code_name(number: int, code: int) -> str:
     return f"{prefix}{names[code - 1]}" if 1 <= code <= len(names) else str(code)
 
 
-def is_by_process(number: int, code: int) -> bool:
-    """Whether the running process has sent the signal, or is the child that a SIGCHLD is about."""
-    return code_name(number, code) in BY_PROCESS or (
-        number == signal.SIGCHLD and code > 0 and code not in CODES
+def is_by_process(number: int, code: int, is_queueing: bool) -> bool:
+    """Whether the running process has sent the signal, or is the child that a SIGCHLD is about.
+
+    `is_queueing` is whether the process is in a system call such as rt_sigqueueinfo(), which sends a signal
+    with the code that the process chooses. It is unknown for 32-bit programs, and False for them: negative
+    codes with which the kernel sends nothing are of processes all the same.
+    """
+    return (
+        is_queueing
+        or code_name(number, code) in BY_PROCESS
+        or (code < 0 and code not in BY_KERNEL)
+        or (number == signal.SIGCHLD and code > 0 and code not in CODES)
     )
 
 

@@ -43,7 +43,7 @@ def test_a_record_is_read_before_its_memory_is_given_back(monkeypatch: pytest.Mo
 
 SENT = np.dtype(
     [("at", "u8"), *((name, "u4") for name in ("running_tgid", "running_tid", "tgid", "tid")),
-     *((name, "i4") for name in ("number", "code", "result")), ("to_process", "u4"),
+     *((name, "i4") for name in ("number", "code", "result")), ("to_process", "u2"), ("is_queueing", "u2"),
      ("running_comm", "S16"), ("comm", "S16")]
 )  # fmt: skip
 """A record of the ring, as struct signal_sent of lockd/bpf/trace/signals.bpf.c."""
@@ -59,7 +59,7 @@ def signals_of(rows: Any, monkeypatch: pytest.MonkeyPatch, *pids: int) -> signal
 def test_a_signal_is_of_a_process_that_sends_or_receives_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal is not of a process that was only interrupted when the kernel sent it to another process."""
     rows = [
-        (at, running, running, receiver, receiver, 15, code, 0, 1, b"a", b"b")
+        (at, running, running, receiver, receiver, 15, code, 0, 1, 0, b"a", b"b")
         for at, (running, receiver, code) in enumerate(
             [(7, 8, BY_PROCESS), (8, 7, BY_PROCESS), (9, 7, BY_KERNEL), (7, 9, BY_KERNEL), (8, 9, BY_PROCESS)]
         )
@@ -69,8 +69,21 @@ def test_a_signal_is_of_a_process_that_sends_or_receives_it(monkeypatch: pytest.
     assert len(signals_of(rows, monkeypatch).read()) == len(rows)
 
 
+@pytest.mark.parametrize(
+    ("code", "is_queueing", "sender"),
+    [(-60, 1, 7), (-99, 1, 7), (-2, 1, 7), (-4, 1, 7), (0x80, 1, 7), (-60, 0, 7), (-99, 0, 7), (-2, 0, 0),
+     (-4, 0, 0), (-5, 0, 0), (-7, 0, 0), (0x80, 0, 0), (-6, 0, 7)],
+)  # fmt: skip
+def test_a_process_can_send_signals_with_any_code(
+    code: int, is_queueing: int, sender: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [(0, 7, 7, 8, 8, 40, code, 0, 1, is_queueing, b"a", b"b")]
+    assert [one.sender_pid for one in signals_of(rows, monkeypatch).read()] == [sender]
+    assert len(signals_of(rows, monkeypatch, 7).read()) == bool(sender)
+
+
 def test_times_follow_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [(time.monotonic_ns(), 7, 7, 8, 8, 15, BY_PROCESS, 0, 1, b"a", b"b")]
+    rows = [(time.monotonic_ns(), 7, 7, 8, 8, 15, BY_PROCESS, 0, 1, 0, b"a", b"b")]
     reader = signals_of(rows, monkeypatch)
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now + HOUR_NS)
