@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -11,6 +12,7 @@ import subprocess
 import time
 from collections import Counter
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ from tests.support.tracing import Done, Trace, trace
 from tests.support.workload import Start
 
 USAGE = 2
+NEXT_ID = Path("/proc/sys/kernel/ns_last_pid")
+"""The id that the last new process got. What is written to it decides which id is the next."""
 KERNEL = "[kernel]"
 Signals = Counter[tuple[Any, ...]]
 
@@ -111,6 +115,35 @@ def test_signals_come_as_they_happen() -> None:
         sleep.kill()
         ids = [str(os.getpid()), "sleep", str(sleep.pid), str(sleep.pid)]
         assert line[2:] == [*ids, "process", "SIGCONT", "SI_USER", "ignored"]
+
+
+def test_an_id_that_is_used_again_is_not_traced() -> None:
+    if not NEXT_ID.exists():
+        pytest.skip("host: this kernel lets nobody choose the next process id (CONFIG_CHECKPOINT_RESTORE)")
+    sleep = ["/bin/sleep", "600"]
+    with contextlib.ExitStack() as opened:
+        first, second = (opened.enter_context(subprocess.Popen(sleep)) for _ in range(2))
+        opened.callback(second.kill)
+        one = opened.enter_context(
+            Trace("signals", "-p", f"{first.pid},{second.pid}", "--signal", "CONT", "--format", "json")
+        )
+        os.kill(first.pid, signal.SIGCONT)
+        time.sleep(0.5)
+        first.kill()
+        first.wait()
+        time.sleep(0.5)  # the trace notices that
+        for _ in range(100):  # others may start a process at the same moment
+            NEXT_ID.write_text(str(first.pid - 1))
+            again = opened.enter_context(subprocess.Popen(sleep))
+            opened.callback(again.kill)
+            if again.pid == first.pid:
+                break
+        assert again.pid == first.pid
+        os.kill(again.pid, signal.SIGCONT)
+        os.kill(second.pid, signal.SIGCONT)
+        time.sleep(0.5)
+        rows = rows_of(one.stop())
+    assert [row["pid"] for row in rows] == [first.pid, second.pid]
 
 
 def test_a_storm_is_counted_or_said_to_be_lost() -> None:

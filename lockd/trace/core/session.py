@@ -39,6 +39,8 @@ MOST_HOOKS_REPORTED = 10
 """The most hooks that are reported one by one because they could not be attached."""
 STACK_DEFINES = {"WITH_USER_STACKS", "WITH_KERNEL_STACKS"}
 """The defines with which load_settings() of lockd/trace/core/options.py asks for stacks."""
+EXAMINED_AT_ONCE = 64
+"""The number of threads that are looked up in procfs after each drain to find out whether they have ended."""
 BLOCKED_PROCESSES = "blocked_processes"
 """The ring buffer in which the programs announce processes of which they have just captured a stack."""
 TRACED_PROCESSES, TRACED_THREADS = "traced_processes", "traced_threads"
@@ -142,6 +144,7 @@ class Session:
             self.wait(due if self._duration is None else min(due, self._began + self._duration))
             yield self._drain()
             self._unwind(min(due, time.monotonic()) + PERIOD / 2)
+            self._forget_ended()
             if self.progress.is_due:
                 self.progress.show_counts(self.elapsed, self.events, self.lost_events)
         # The programs are told first, so that all of them stop counting at the same moment. Detaching them,
@@ -273,6 +276,13 @@ class Session:
         ids = {TRACED_PROCESSES: self._only, TRACED_THREADS: self._threads}
         return [(self.map(name), numbers) for name, numbers in ids.items() if name in self.fds and numbers]
 
+    def _forget_ended(self) -> None:
+        """Have the programs forget the ids of processes and threads that have ended, since others may get
+        them."""
+        for name, ids in self._lifetimes.take_ended().items():
+            if name in self.fds:
+                self.map(name).delete(np.array(ids, np.uint32))
+
     def _drain(self) -> dict[str, Entries]:
         """Drain the idle map of each pair, then flip. Returns the entries by pair, without empty pairs."""
         while not self._pairs.is_settled:
@@ -344,26 +354,41 @@ class Progress:
 
 
 class Lifetimes:
-    """The processes `tgids` and threads `tids` that a trace is limited to, and whether they have all ended.
+    """The processes `tgids` and threads `tids` that a trace is limited to, and which of them have ended.
 
     Descriptors of the processes are closed with `opened`. Raises UsageError for an id that does not exist.
     """
 
     def __init__(self, tgids: Iterable[int], tids: Iterable[int], opened: contextlib.ExitStack) -> None:
-        self._processes = [_open_process(tgid, opened) for tgid in tgids]
+        self._processes = {_open_process(tgid, opened): tgid for tgid in tgids}
+        """Ids of processes that have not ended, by their descriptors."""
         self._started = {tid: _start_of_thread(tid) for tid in tids}
+        """Start times of threads that have not ended, by id. Those examined last are at the end."""
+        self._is_limited = bool(self._processes or self._started)
 
     @property
     def have_ended(self) -> bool:
-        """Whether all processes and threads have ended; False if the trace is not limited to any."""
-        if not (self._processes or self._started):
-            return False
-        if any(_start_time(tid) == start for tid, start in self._started.items()):
-            return False
+        """Whether take_ended() has returned all processes and threads; False if the trace is not limited to
+        any."""
+        return self._is_limited and not (self._processes or self._started)
+
+    def take_ended(self) -> dict[str, list[int]]:
+        """The ids of processes and threads that have ended, each once, by the map that has them.
+
+        Of the threads, EXAMINED_AT_ONCE are examined in each call.
+        """
         poll = select.poll()
         for fd in self._processes:
             poll.register(fd, select.POLLIN)
-        return len(poll.poll(0)) == len(self._processes)
+        processes = [self._processes.pop(fd) for fd, _ in poll.poll(0)]
+        threads = []
+        for tid, start in list(self._started.items())[:EXAMINED_AT_ONCE]:
+            del self._started[tid]
+            if _start_time(tid) == start:
+                self._started[tid] = start
+            else:
+                threads.append(tid)
+        return {TRACED_PROCESSES: processes, TRACED_THREADS: threads}
 
 
 def _open_process(tgid: int, opened: contextlib.ExitStack) -> int:
