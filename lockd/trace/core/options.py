@@ -132,11 +132,13 @@ def add_output(parser: argparse.ArgumentParser, formats: tuple[str, ...], defaul
         )  # fmt: skip
 
 
-def add_folded(parser: argparse.ArgumentParser) -> None:
-    """Add -f, a short form of --format folded, to the options of add_output()."""
+def add_short_format(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, name: str, *flags: str
+) -> None:
+    """Add an option that is short for `--format NAME`, to the options of add_output()."""
     parser.add_argument(
-        "-f", "--folded", dest="format", action=_Format, nargs=0, const="folded",
-        help="short for --format folded",
+        *flags, dest="format", action=_Format, nargs=0, const=name, default=argparse.SUPPRESS,
+        help=f"short for --format {name}",
     )  # fmt: skip
 
 

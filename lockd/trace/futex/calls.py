@@ -12,6 +12,7 @@ from lockd.columns.index import Hashes, mix
 from lockd.columns.structs import Columns
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.pairs import Entries
+from lockd.names.labels.processes import text
 from lockd.trace.core.histogram import Histogram
 from lockd.trace.futex.lock_rows import LockRow
 
@@ -67,7 +68,7 @@ class FutexCalls:
                 for column in (*SUMS, *MAXIMA):
                     part[column] = values[column]
                 who = values["who"][part["tgid"] > 0]
-                self._comms.update(zip(who["tgid"].tolist(), map(_text, who["comm"].tolist()), strict=True))
+                self._comms.update(zip(who["tgid"].tolist(), map(text, who["comm"].tolist()), strict=True))
                 self.add_rows(part)
 
     def add_rows(self, part: Columns) -> None:
@@ -186,7 +187,3 @@ class _Call(NamedTuple):
     sys_ns: int
     max_blocked_ns: int
     max_sys_ns: int
-
-
-def _text(comm: bytes) -> str:
-    return comm.partition(b"\0")[0].decode(errors="replace")  # bytes behind the NUL are of an older name

@@ -18,6 +18,7 @@ from lockd.columns.structs import Columns
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.maps import HashMap
 from lockd.kernel.pairs import Entries
+from lockd.names.labels.processes import text
 from lockd.names.unwind.capture import Capture, read_capture, read_memory
 from lockd.trace.futex.calls import CALLS, FutexCalls
 
@@ -113,7 +114,7 @@ class OpenWaits:
         for tgid in np.unique(part["tgid"]).tolist():
             with contextlib.suppress(OSError):
                 comm = (self._procfs / str(tgid) / "comm").read_bytes()
-                calls.name_process(tgid, comm.removesuffix(b"\n").decode(errors="replace"))
+                calls.name_process(tgid, text(comm.removesuffix(b"\n")))
         calls.add_rows(part)
         return int(is_open.sum())
 

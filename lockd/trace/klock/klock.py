@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -121,7 +120,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_table_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("tables, as klockstat prints them")
-    group.add_argument("--callers", nargs=0, action=_Callers, help="the same as --format table")
+    options.add_short_format(group, "table", "--callers")
     group.add_argument(
         "-n", "--locks", metavar="N", type=options.positive, help="print N lines of each table"
     )
@@ -143,13 +142,6 @@ def _add_table_options(parser: argparse.ArgumentParser) -> None:
         "-i", "--interval", metavar="DURATION", type=options.seconds,
         help="print the tables again after each DURATION, each time from zero",
     )  # fmt: skip
-
-
-class _Callers(argparse.Action):
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
-    ) -> None:
-        namespace.format, namespace.format_given = "table", True
 
 
 def _period(text: str) -> int:

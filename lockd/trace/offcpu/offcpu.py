@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="leave out waits that have not ended when the trace ends, or that began before it",
     )  # fmt: skip
     options.add_output(parser, options.PROFILE_FORMATS, "stacks")
-    options.add_folded(parser)
+    options.add_short_format(parser, "folded", "-f", "--folded")
 
 
 def _mask(text: str) -> int:

@@ -24,9 +24,7 @@ BETWEEN = Mark("--")
 NOT_WOKEN, PREEMPTED = Mark("[not woken]"), Mark("[preempted]")
 """Frames in place of the waker. NOT_WOKEN: the wait goes on. PREEMPTED: the thread did not wait."""
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    offcpu.add_options(parser)
+add_options = offcpu.add_options
 
 
 def run(args: argparse.Namespace) -> int:

@@ -56,8 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="put -- between the stacks of the kernel and of user space",
     )
-    parser.add_argument("-f", "--folded", action="store_true", help="the same as --format folded")
     options.add_output(parser, options.PROFILE_FORMATS, "stacks")
+    options.add_short_format(parser, "folded", "-f", "--folded")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,11 +85,7 @@ def settings_of(args: argparse.Namespace, probes: Probes) -> LoadSettings:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Replace short forms of options by the long ones. Raises UsageError for options that contradict."""
-    if args.folded:
-        if args.format_given and args.format != "folded":
-            raise UsageError(f"-f/--folded: not with --format {args.format}")
-        args.format, args.format_given = "folded", True
+    """Take the duration from the option that has it. Raises UsageError for options that contradict."""
     if args.long_duration and args.duration:
         raise UsageError("-D/--duration: the duration is given twice")
     args.duration = args.duration or args.long_duration
