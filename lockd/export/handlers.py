@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -275,7 +276,7 @@ class Handler(RequestHandler):
         except asyncio.TimeoutError:  # the builtin one only since Python 3.11
             log.debug("%s does not read its answer", self.request.remote_ip)
             if self._stream is not None:
-                self._stream.close()
+                abort(self._stream)
         except StreamClosedError:
             pass
         finally:
@@ -467,6 +468,13 @@ def application(service: Service) -> Application:
         log_function=_log,
         service=service,
     )
+
+
+def abort(stream: IOStream) -> None:
+    """Close a connection and drop what its client has not read, which the kernel would keep for minutes."""
+    if not stream.closed():
+        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stream.close()
 
 
 def _make_profile(query: ProfileQuery, later: Answer, earlier: Answer | None = None) -> Profile:

@@ -14,7 +14,7 @@ from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream, SSLIOStream
 from tornado.netutil import ssl_wrap_socket
 
-from lockd.export.handlers import Service, application
+from lockd.export.handlers import Service, abort, application
 from lockd.export.sources import source_of
 from lockd.printable import host_port
 
@@ -25,6 +25,12 @@ HEADER_TIMEOUT = 10.0
 """Seconds from the start of the connection, or from the last answer, to the end of a request's headers."""
 LARGEST_HEADER = 16_384
 """The most bytes of a request's headers."""
+SEND_BUFFER = 128 * 1024
+"""Bytes of answers for which a connection has room in the kernel, which takes up to twice as much memory.
+
+For a client that does not read, the kernel would let this room grow to some megabytes, and count them as
+memory of the service.
+"""
 ACCEPTED_AT_ONCE = 128
 """Connections that are accepted before other events are handled."""
 ACCEPTED_AGAIN = 1.0
@@ -40,11 +46,12 @@ _FAREWELL = 0.5
 
 
 class Server(HTTPServer):
-    """Accepts connections. If there are too many, it closes the oldest one without a pending request.
+    """Accepts connections. If there are too many, it closes the oldest one whose client is to blame.
 
-    So many clients that never finish a request cannot keep out a client that does. If all connections have
-    requests, the server closes a connection of the source that has most, so that other sources are served as
-    well. TLS is set up for each connection, so new certificates need no restart.
+    Such a client has sent no whole request, or does not read its answer. However many of them there are,
+    they keep out no other client, not even at the same address. If every client waits for lockd, the server
+    closes a connection of the source that has most, so that other sources are served as well. TLS is set up
+    for each connection, so new certificates need no restart.
     """
 
     def initialize(self, service: Service) -> None:  # type: ignore[override]  # tornado calls it from __new__
@@ -116,6 +123,7 @@ class Server(HTTPServer):
             return
         tls = self._service.web.current().tls
         try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             if tls is None:
                 stream = IOStream(connection, **_LIMITS)
             else:
@@ -129,8 +137,15 @@ class Server(HTTPServer):
         self.handle_stream(stream, address)
 
     def _close_one_for(self, source: str) -> bool:
-        """Close a connection to make room for one of `source`. Returns whether there is room."""
-        closed = next((stream for stream in self._open if stream not in self._service.busy), None)
+        """Close a connection to make room for one of `source`. Returns whether there is room.
+
+        A stream that waits to write most likely has a client that does not read, because others read their
+        answer in milliseconds. The streams without a request are not closed before these, but by age together
+        with them: among many clients that do not read, the only stream without a request can be a new one
+        whose request is on its way.
+        """
+        busy = self._service.busy
+        closed = next((stream for stream in self._open if stream not in busy or stream.writing()), None)
         if closed is None:
             counts = Counter(self._open.values())
             most, count = counts.most_common(1)[0]
@@ -138,7 +153,7 @@ class Server(HTTPServer):
                 return False
             closed = next(stream for stream, owner in self._open.items() if owner == most)
         del self._open[closed]
-        closed.close()
+        abort(closed)
         return True
 
     def on_close(self, server_conn: object) -> None:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import bcrypt
@@ -27,7 +28,14 @@ from lockd.export import server
 from lockd.export.sources import LOOPBACK, MOST_SOURCES, Allowance, source_of
 from lockd.messages import REQUEST_METRICS, pack
 from lockd.service.exporter import ENDING_SECONDS
-from tests.support.exporter_process import PATIENT, REPOSITORY, Exporter, exporter, shared_directory
+from tests.support.exporter_process import (
+    PATIENT,
+    REPOSITORY,
+    Exporter,
+    exporter,
+    full_block,
+    shared_directory,
+)
 
 ROOT = os.geteuid() == 0
 
@@ -325,6 +333,49 @@ def test_a_client_that_asks_and_never_reads_does_not_stay() -> None:
             with contextlib.suppress(BlockingIOError, ConnectionError):
                 client.send(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
         assert running.ask("/-/healthy")[0] == 200
+
+
+def test_clients_that_never_read_do_not_keep_others_out() -> None:
+    """All of them are at the address of the client that reads. Their answers do not fit into the kernel."""
+    with exporter(blocks={REQUEST_METRICS: full_block(60)}) as running, contextlib.ExitStack() as stack:
+        assert len(running.ask("/metrics")[2]) > 4 * server.SEND_BUFFER
+        deaf = [stack.enter_context(socket.socket()) for _ in range(server.MOST_CONNECTIONS)]
+        for client in deaf:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            client.connect(("127.0.0.1", running.port))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for client in deaf:
+            client.settimeout(60)
+            assert client.recv(1) == b"H"
+        assert running.ask("/metrics", timeout=60)[0] == 200
+        ports = [client.getsockname()[1] for client in deaf]
+        assert sum(_unread_bytes(running.port, port) > 0 for port in ports) == len(deaf) - 1
+
+
+def test_an_answer_that_nobody_reads_takes_little_memory_of_the_kernel() -> None:
+    with exporter(blocks={REQUEST_METRICS: full_block(60)}) as running, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect(("127.0.0.1", running.port))
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+        client.settimeout(60)
+        assert client.recv(1) == b"H"
+        sizes = [0, 1]
+        while sizes[-1] != sizes[-2]:
+            time.sleep(0.5)
+            sizes.append(_unread_bytes(running.port, client.getsockname()[1]))
+        assert 0 < sizes[-1] <= 4 * server.SEND_BUFFER
+
+
+def _unread_bytes(port: int, client_port: int) -> int:
+    """Return how many bytes the kernel keeps that this server has sent and this client has no room for.
+
+    It is 0 for a connection that the kernel does not know any more.
+    """
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, _, queues, *_ = line.split()
+        if (int(local[-4:], 16), int(remote[-4:], 16)) == (port, client_port):
+            return int(queues.partition(":")[0], 16)
+    return 0
 
 
 DEAR = (
