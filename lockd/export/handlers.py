@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import socket
+import ssl
 import struct
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from typing import Any, TypeVar, cast
 from prometheus_client.exposition import choose_encoder
 from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPServerRequest
-from tornado.iostream import IOStream, StreamClosedError
+from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 from tornado.web import Application, Finish, HTTPError, RequestHandler, stream_request_body
 
 from lockd.errors import LockdError
@@ -211,8 +212,11 @@ class Handler(RequestHandler):
         self._stream = cast(HTTP1Connection, self.request.connection).stream
         if self._stream.closed():  # the connection was closed after an earlier request
             raise Finish
-        self.service.busy[self._stream] = self
         settings = self.service.web.current()
+        if settings.tls and not self._is_secured_by(settings.tls):
+            self._stream.close()  # no answer, so that the client connects anew
+            raise Finish
+        self.service.busy[self._stream] = self
         if settings.client_names and settings.client_names.isdisjoint(_certificate_names(self.request)):
             raise HTTPError(403, reason="The client certificate has no name of client_allowed_sans")
         try:
@@ -232,6 +236,16 @@ class Handler(RequestHandler):
             raise HTTPError(413, reason="Requests must not have a body")
         if self.is_charged and self.service.work.seconds_until_allowed(self.source):
             raise HTTPError(429, reason="Requests from your address have used up their CPU time")
+
+    def _is_secured_by(self, tls: ssl.SSLContext) -> bool:
+        """Whether the connection has TLS, and the client's certificate if `tls` demands one.
+
+        A connection that is older than `tls` may lack them, because the web configuration can change while
+        the connection is open.
+        """
+        if not isinstance(self._stream, SSLIOStream):
+            return False
+        return tls.verify_mode != ssl.CERT_REQUIRED or bool(self.request.get_ssl_certificate())
 
     def _is_rebound(self) -> bool:
         """Whether the request may come from a foreign page in a browser, by DNS rebinding.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import itertools
 import os
 import shutil
@@ -195,6 +196,40 @@ def test_changes_are_taken_up_and_mistakes_are_not(shared: Path) -> None:
         running.ask("/metrics", headers=basic("alice", "two"))
         assert "no longer has basic_auth_users, tls_server_config; rule: " in running.stderr()
         assert running.ask("/metrics")[0] == 401
+
+
+def test_what_a_connection_must_have_holds_for_open_ones_too(shared: Path) -> None:
+    trusted = certificate(shared, "localhost")
+    certificate(shared, "prometheus.example")
+    tls = "tls_server_config:\n  cert_file: localhost.crt\n  key_file: localhost.key\n"
+    demand = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: prometheus.example.crt\n"
+    config = shared / "web.yml"
+    config.write_text("{}\n")
+    with exporter(f"--web-config={config}") as running:
+        plain = http.client.HTTPConnection("127.0.0.1", running.port, timeout=PATIENCE)
+        assert status_on(plain) == status_on(plain) == 200
+        replace(config, tls)
+        with pytest.raises(ConnectionError):
+            status_on(plain)
+        context = trusting(trusted)
+        secure = http.client.HTTPSConnection("127.0.0.1", running.port, timeout=PATIENCE, context=context)
+        assert status_on(secure) == 200
+        replace(config, f"{tls}http_server_config: {{headers: {{X-Frame-Options: deny}}}}\n")
+        assert status_on(secure) == 200
+        replace(config, tls + demand)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            status_on(secure)
+        context.load_cert_chain(shared / "prometheus.example.crt", shared / "prometheus.example.key")
+        assert status_on(secure) == status_on(secure) == 200  # it has connected anew
+        assert "Traceback" not in running.stderr()
+
+
+def status_on(connection: http.client.HTTPConnection) -> int:
+    """Return the status of a request on this connection, which stays open."""
+    connection.request("GET", "/-/healthy")
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
 
 
 def test_an_exporter_that_takes_the_place_of_another_opens_nothing(shared: Path) -> None:
