@@ -25,11 +25,14 @@ log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 64
 MESSAGES = 16
-"""Messages that are read from the exporter between two ticks, however many it sends. A request for a block,
-which takes some milliseconds to answer, is the last one."""
+"""Messages that are read from the exporter between two ticks, or in LONGEST_PAUSE if ticks are further apart,
+however many it sends. A request for a block, which takes some milliseconds to answer, is the last one."""
 LONGEST_RARE_TICK = 5 * NS
-"""Nanoseconds to which restraint may lengthen the time between ticks. The watchdog hears of lockd with each
-tick, and restarts it when there is none for half a minute."""
+"""Nanoseconds to which restraint may lengthen the time between ticks. What is written in a longer time might
+not fit into the maps."""
+LONGEST_PAUSE = NS
+"""Nanoseconds between two calls of `after_tick`, at most. Neither systemd's watchdog nor the replacement of
+an exporter that hangs can wait for ticks that are many seconds apart."""
 SETTLING = 10_000
 """Most requests of the kind REQUEST_SETTLED that can wait at a time."""
 
@@ -39,8 +42,9 @@ class Loop:
     lock.
 
     `on_message(bytes)` gets the exporter's messages that are no requests, and b"" when the exporter has
-    closed its end of the socket. `after_tick()` is called after every tick. A byte on `wakeup` ends a wait
-    early, and has `after_tick()` called as well, so that what a signal handler asks for is done at once.
+    closed its end of the socket. `after_tick()` is called after every tick, and every second between ticks
+    that are further apart. A byte on `wakeup` ends a wait early, and has `after_tick()` called as well, so
+    that what a signal handler asks for is done at once.
     """
 
     def __init__(
@@ -68,8 +72,12 @@ class Loop:
 
     def run(self) -> None:
         """Tick and answer until stop() is called, for instance by a signal handler."""
-        due = time.monotonic_ns()
+        ended = due = time.monotonic_ns()
         while not self._stopped:
+            for pause in range(ended + LONGEST_PAUSE, due, LONGEST_PAUSE):
+                self._wait_until(pause)
+                if not self._stopped:
+                    self._after_tick()
             self._wait_until(due)
             if self._stopped:
                 break

@@ -185,7 +185,7 @@ class Supervisor:
         return True
 
     def check_exporter(self) -> None:
-        """Ask the exporter for a sign of life, or replace a lost one. To be called at every tick.
+        """Ask the exporter for a sign of life, or replace a lost one. To be called every second at least.
 
         Raises LockdError if the first exporter ends before it serves. The exporter itself has logged why.
         """

@@ -123,6 +123,28 @@ def test_what_a_signal_asks_for_waits_for_no_tick() -> None:
     assert ticks == [0, 1]
 
 
+def test_what_cannot_wait_for_rare_ticks_is_done_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter is watched and answered, and a stop is taken at once, although no tick is due."""
+    monkeypatch.setattr(loop_module, "LONGEST_PAUSE", 10_000_000)
+    sampler, left = Ticking(), [20]
+    wakeup, _other = socket.socketpair()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def each_time() -> None:
+        left[0] -= 1
+        if left[0] in (15, 10):
+            theirs.send(b"m")
+        if not left[0]:
+            loop.stop()
+
+    loop = Loop(cast("Sampler", sampler), 1_000_000_000_000, lambda _: None, each_time, wakeup)
+    loop.control = ours
+    thread = threading.Thread(target=loop.run, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert (thread.is_alive(), left, sampler.own_cost.ticks, sampler.blocks) == (False, [0], 1, 2)
+
+
 ASKS = """
 def next_block():
     said = []
