@@ -87,6 +87,7 @@ def test_it_has_the_capabilities_it_explains_and_no_others() -> None:
         ("ProtectKernelTunables", "tracefs and /proc/kallsyms"),
         ("ProtectKernelLogs", "addresses in /proc/kallsyms, for which it takes CAP_SYSLOG"),
         ("PrivateTmp", "/tmp/perf-PID.map"),
+        ("ProtectHostname", "the host's name after `hostnamectl set-hostname`"),
         ("PrivateUsers", "capabilities towards other processes"),
         ("PrivateNetwork", "Prometheus"),
     ],
