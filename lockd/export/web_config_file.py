@@ -73,7 +73,12 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 def _file() -> Rule[str]:
-    return scalar("a file name", {STR}, str)
+    def parse(text: str) -> str:
+        if not text.isprintable():  # open() raises ValueError for some of them
+            raise ValueError(text)
+        return text
+
+    return scalar("a file name that can be printed", {STR}, parse)
 
 
 def _unsupported(instead: str) -> Rule[None]:

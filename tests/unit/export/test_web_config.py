@@ -89,6 +89,8 @@ def test_users_and_headers(tmp_path: Path) -> None:
             "client_ca_file: c needs a client_auth_type",
         ),
         ("tls_server_config: {client_ca_file: c}", "asks clients for certificates"),
+        ('tls_server_config: {client_ca_file: "a\\0"}', '"a\\0" is not a file name'),
+        ('tls_server_config: {client_ca_file: "\\ud800"}', '"\\ud800" is not a file name'),
         ("tls_server_config: {client_allowed_sans: [a]}", "client_allowed_sans: [a] needs"),
         (
             "tls_server_config: {cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]}",
