@@ -257,7 +257,11 @@ class Host:
 
 def _since(hook: str) -> str:
     """Return a remark with the first release of Linux that has a hook, if that is known."""
-    for word, release in (("contention", "5.19"), ("futex_waitv", "5.16"), ("futex_", "6.7")):
-        if word in hook:
+    for pattern, release in (
+        ("contention", "5.19"),
+        ("sys_(enter_|exit_)?futex_waitv$", "5.16"),
+        ("sys_(enter_|exit_)?futex_(wait|wake|requeue)$", "6.7"),
+    ):
+        if re.search(pattern, hook):
             return f" (Linux {release} and later have it)"
     return ""
