@@ -48,7 +48,6 @@ def main() -> int:
         "--requests-share", type=float, default=math.inf,
         help="share of a processor for answers to one source (default: no limit)",
     )  # fmt: skip
-    parser.add_argument("--procfs", type=Path, default=Path("/proc"))
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     args = parser.parse_args()
     logs.setup(args.log_level, process="exporter")
@@ -87,7 +86,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
     link = SamplerLink(control)
-    service = Service(link, web, args.procfs, args.requests_share)
+    service = Service(link, web, args.requests_share)
     link.reload = functools.partial(_reload, service)
     server = Server(service)
     for listener in listening:

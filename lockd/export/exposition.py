@@ -53,7 +53,7 @@ class Exposition:
     NAME.sum (seconds).
     """
 
-    def __init__(self, encode: Encode, procfs: Path) -> None:
+    def __init__(self, encode: Encode, procfs: Path = Path("/proc")) -> None:
         self._encode, self._procfs = encode, procfs
         self._edges: list[str] = []
         self._headers: dict[str, str] = {}

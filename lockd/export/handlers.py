@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from prometheus_client.exposition import choose_encoder
@@ -85,7 +84,7 @@ _ERROR_HEADERS = {
 class Service:
     """The state that the handlers share: the link, users, limits and the texts that were made."""
 
-    def __init__(self, link: SamplerLink, web: WebConfig, procfs: Path, share: float) -> None:
+    def __init__(self, link: SamplerLink, web: WebConfig, share: float) -> None:
         self.link = link
         self.web = web
         self.auth = BasicAuth()
@@ -93,7 +92,6 @@ class Service:
         """The CPU time for making answers, by source."""
         self.busy: dict[IOStream, object] = {}
         """The handler of each connection with a pending request, or an answer that is being sent."""
-        self._procfs = procfs
         self._slow: Counter[str] = Counter()
         """Slow requests that are being answered, by source."""
         self._expositions: dict[str, Exposition] = {}
@@ -172,7 +170,7 @@ class Service:
 
     def _expose(self, answer: Answer, encode: Encode, content_type: str, zipped: bool) -> bytes:
         if content_type not in self._expositions:
-            self._expositions[content_type] = Exposition(encode, self._procfs)
+            self._expositions[content_type] = Exposition(encode)
         text = self._expositions[content_type].text(*unpack(answer.block))
         # Level 1: 10,000 lines take 3 ms and 77 kB; level 9, the default, 39 ms and 63 kB.
         return gzip.compress(text, 1, mtime=0) if zipped else text

@@ -116,7 +116,7 @@ class _Exporter:
 
     async def _start(self, users: dict[str, str]) -> Server:
         link: Any = _Link()
-        return Server(Service(link, _Web(users), Path("/proc"), math.inf))
+        return Server(Service(link, _Web(users), math.inf))
 
     def ask(self, server: Server, request: bytes) -> bytes:
         """Send a request. Return all that comes back until the connection is closed."""

@@ -470,7 +470,7 @@ def test_only_so_many_profiles_are_taken_at_a_time(running: Exporter) -> None:
     assert running.ask("/debug/pprof/futex")[0] == 200
 
 
-def test_one_address_cannot_have_all_of_them(tmp_path: Path) -> None:
+def test_one_address_cannot_have_all_of_them() -> None:
     class Never:
         async def wait_until_settled(self) -> None:
             await asyncio.Event().wait()
@@ -484,7 +484,7 @@ def test_one_address_cannot_have_all_of_them(tmp_path: Path) -> None:
         assert {one.exception().status_code for one in done} == {503}  # type: ignore[union-attr]
         return sorted(source for source, one in zip(sources, asked, strict=True) if one in done)
 
-    service = Service(Never(), WebConfig(None), tmp_path, 1.0)  # type: ignore[arg-type]
+    service = Service(Never(), WebConfig(None), 1.0)  # type: ignore[arg-type]
     try:
         for _ in range(2):  # the second time, the places of the first are free
             wanted = ["192.0.2.1"] * 10 + ["192.0.2.2"] * 4 + ["192.0.2.3"] * 5
