@@ -313,9 +313,6 @@ class Handler(RequestHandler):
         if self._stream is not None and self.service.busy.get(self._stream) is self:
             del self.service.busy[self._stream]
 
-    def compute_etag(self) -> str | None:
-        return None
-
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = kwargs.get("exc_info", (None, None, None))[1]
         message = str(error) if isinstance(error, LockdError) else self._reason
