@@ -133,10 +133,10 @@ class BpfObject:
         return links
 
     def load_on_demand(self, function: str) -> int:
-        """Load a function that is attached to nothing; return its descriptor."""
-        if (function,) not in self._programs:
-            self._programs[function,] = programs.load(self._code[function], function, "raw_tracepoint")
-        return self._programs[function,]
+        """Load a function that is attached to nothing; return its descriptor. It must not be loaded yet."""
+        program = programs.load(self._code[function], function, "raw_tracepoint")
+        self._programs[function,] = program
+        return program
 
     def run_for_tasks(self, function: str) -> None:
         """Run a function once for every task of the host."""
