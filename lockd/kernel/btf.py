@@ -34,7 +34,7 @@ class _EnumValue(ctypes.Structure):
 
 
 class KernelTypes:
-    """The kernel's type information (CONFIG_DEBUG_INFO_BTF), read by libbpf.
+    """The kernel's type information (CONFIG_DEBUG_INFO_BTF), read by libbpf and kept until the process ends.
 
     Raises HostError if the kernel has none, LockdError if it cannot be read for another reason.
     """
