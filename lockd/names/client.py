@@ -337,8 +337,20 @@ class Resolver:
         if self.is_paused:
             return None
         if self._to_watch or self._to_forget:
-            return Watch(tuple(islice(self._to_watch, WATCHED)), tuple(islice(self._to_forget, WATCHED)))
+            return self._next_watch()
         return first
+
+    def _next_watch(self) -> Watch:
+        """The next processes to remember and to forget.
+
+        A process that ended may have given its id to another one, which is to be remembered. The two come in
+        one message: if the older process came later, the namer would forget the new one, and nobody would ask
+        for it again.
+        """
+        tgids = tuple(islice(self._to_watch, WATCHED))
+        used_again = [tgid for tgid in tgids if tgid in self._to_forget]
+        gone = dict.fromkeys([*used_again, *islice(self._to_forget, WATCHED)])
+        return Watch(tgids, tuple(islice(gone, WATCHED)))
 
     def _note_answer(self, answer: Answer, now: float) -> None:
         if not self._outstanding:

@@ -361,7 +361,10 @@ class ThreadCaptured:
 
 @dataclass(frozen=True)
 class Watch:
-    """Tells the namer to remember what `tgids` have mapped, and to forget the processes that are `gone`."""
+    """Tells the namer to remember what `tgids` have mapped, and to forget the processes that are `gone`.
+
+    A process that is in both has the id of one that ended: the one that ended is forgotten.
+    """
 
     tgids: tuple[int, ...]
     gone: tuple[int, ...] = ()

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 from lockd import logs
@@ -133,7 +133,7 @@ class Names:
                 return self._stack(question)
             case Watch():
                 self._watched = self._watched - set(question.gone) | set(question.tgids)
-                self._forget(self._clock())
+                self._forget(self._clock(), set(question.gone) & set(question.tgids))
                 for tgid in question.tgids:
                     self._read_mappings(tgid)
             case Reload():
@@ -197,10 +197,13 @@ class Names:
         """
         self._user.end_children()
 
-    def _forget(self, now: float) -> None:
-        """Forget all processes but those that the sampler asked to remember, or may soon ask about."""
+    def _forget(self, now: float, used_again: Set[int] = frozenset()) -> None:
+        """Forget all processes but those that the sampler asked to remember, or may soon ask about.
+
+        `used_again` are ids that belonged to other processes until now: what is known is about those.
+        """
         self._blocked = {tgid: since for tgid, since in self._blocked.items() if since > now - ASKED_SECONDS}
-        wanted = self._watched | self._blocked.keys()
+        wanted = (self._watched | self._blocked.keys()) - used_again
         self._user.keep(wanted)
         self._owners.keep(wanted)
         self._shares.keep(wanted)

@@ -203,6 +203,31 @@ def test_all_that_live_are_looked_at_and_forgotten_in_messages_of_their_size(
     assert not resolver._to_forget
 
 
+def test_a_process_with_the_id_of_one_that_ended_is_not_forgotten_in_its_place(
+    tmp_path: Path, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More processes have ended than one message tells of, and that with the id is not among the first."""
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    resolver.watch(range(1, 2001))
+    named(resolver, LOCK)
+    assert not resolver._to_watch
+    sent: list[Watch] = []
+
+    def send(message: bytes) -> bool:
+        question = decode_question(message)
+        assert isinstance(question, Watch)
+        sent.append(question)
+        return True
+
+    monkeypatch.setattr(resolver._namer, "send", send)
+    resolver.forget_ended(set())
+    resolver.watch((1500,))
+    resolver.answers()
+    assert sorted(tgid for one in sent for tgid in one.gone) == list(range(1, 2001))
+    assert [(1500 in one.tgids, 1500 in one.gone) for one in sent] == [(True, True), (False, False)]
+
+
 def test_it_is_idle_only_while_nothing_waits(tmp_path: Path, make: MakeResolver) -> None:
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     resolver = make(tmp_path)

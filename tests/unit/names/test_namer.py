@@ -117,6 +117,20 @@ def test_what_the_sampler_speaks_of_is_known_until_it_says_otherwise(tmp_path: P
     assert host.lock_of(FIRST) == "anon"
 
 
+def test_a_process_with_the_id_of_one_that_ended_is_another(tmp_path: Path) -> None:
+    """What was found out once about the process that ended, such as its start, is wrong for the new one."""
+    host = Host(tmp_path)
+    host.blocks_and_ends(FIRST)
+    host.names.answer(Watch((FIRST,), ()))
+    host.blocks_and_ends(FIRST)
+    before = host.names._user._processes[FIRST]
+    host.names.answer(Watch((FIRST,), (FIRST,)))
+    assert host.names._user._processes[FIRST] is not before
+    host.wait(ASKED_SECONDS)
+    host.blocks_and_ends(SECOND)
+    assert FIRST in host.names._user._processes, "the sampler wants it to be remembered"
+
+
 def test_what_it_remembers_has_a_bound_that_is_not_looked_at_for_every_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
