@@ -107,7 +107,8 @@ class LockAnswer:
     key: int
     """The key of the question."""
     is_user: bool
-    """Whether the lock is in user space. The attributes from `kind` on are for such locks only."""
+    """Whether the lock is in user space. The attributes from `kind` to `cpython` are for such locks only, but
+    `is_provisional` is for all."""
     lock: str
     site: str
     """The function that waits for the lock."""
@@ -237,7 +238,7 @@ class KernelLock:
         return _message({"q": "kernel", **vars(self)})
 
     def fallback(self) -> Answer:
-        return LockAnswer(self.key, False, ANON, UNKNOWN)
+        return LockAnswer(self.key, False, ANON, UNKNOWN, is_provisional=True)
 
     @property
     def description(self) -> str:

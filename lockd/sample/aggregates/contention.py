@@ -83,7 +83,7 @@ class ContentionTables:
                 "waiting": np.int64,  # threads
                 "kind_number": np.int16,
                 "is_mmap_lock": np.bool_,
-                "frames": object,  # kernel stack of a wait, until the name is asked for
+                "frames": object,  # kernel stack of a wait, until the name is known
                 "is_asked": np.bool_,
                 "lock": object,
                 "site": object,

@@ -131,9 +131,14 @@ class HoldTable:
                 table["is_asked"][row] = self._resolver.ask(question)
 
     def set_name(self, answer: LockAnswer) -> None:
-        """Give the lock of an answer its name, unless the lock has left the table."""
+        """Give the lock of an answer its name, unless the lock has left the table.
+
+        A provisional answer is none: the namer was lost with the question, which is to be asked again.
+        """
         row = int(self._table.find(np.array([answer.key], np.uint64))[0])
-        if row >= 0:
+        if row >= 0 and answer.is_provisional:
+            self._table["is_asked"][row] = False
+        elif row >= 0:
             self._table["lock"][row] = answer.lock
 
     def choose_shown(self, processes: Columns, addresses: Columns, types: Columns, most: int) -> ShownHolds:

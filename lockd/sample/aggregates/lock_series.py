@@ -124,9 +124,9 @@ class LockSeries:
             )
             if known := resolver.known_answer(question):
                 self.set_name(row, known.lock, known.site, known.stack)
-            elif not resolver.ask(question, bool(is_needed)):
-                continue
-            locks["is_asked"][row], locks["frames"][row] = True, None
+                locks["is_asked"][row], locks["frames"][row] = True, None
+            else:
+                locks["is_asked"][row] = resolver.ask(question, bool(is_needed))
 
     def set_name(self, row: int, lock: str, site: str, stack: tuple[str, ...]) -> None:
         """Give the lock in a row of the table of locks its name, site and stack."""
@@ -137,11 +137,19 @@ class LockSeries:
         locks["series_code"][row] = hash_labels(self._labels_of_named(row))
 
     def note_answer(self, answer: LockAnswer) -> bool:
-        """Give the lock of an answer its name. Returns whether the table has it as a lock of this program."""
-        row = int(self._contention.locks.find(np.array([answer.key], np.uint64))[0])
-        if row < 0 or self._contention.locks["program"][row] != self._program:
+        """Give the lock of an answer its name. Returns whether the table has it as a lock of this program.
+
+        A provisional answer is none: the namer was lost with the question, which is to be asked again.
+        """
+        locks = self._contention.locks
+        row = int(locks.find(np.array([answer.key], np.uint64))[0])
+        if row < 0 or locks["program"][row] != self._program:
             return False
-        self.set_name(row, answer.lock, answer.site, answer.stack)
+        if answer.is_provisional:
+            locks["is_asked"][row] = False
+        else:
+            self.set_name(row, answer.lock, answer.site, answer.stack)
+            locks["frames"][row] = None
         return True
 
     def add(self, lock_rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float) -> None:

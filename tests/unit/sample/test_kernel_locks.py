@@ -180,6 +180,22 @@ def test_a_new_lock_whose_name_follows_from_its_stack_counts_under_it_at_once(ho
     assert (question.address, question.stack) == (LOCK + 128, (1, 3))
 
 
+def test_a_lock_whose_question_was_lost_with_a_namer_is_asked_for_again(host: Host) -> None:
+    """The question has the stack of the wait that was seen first: other threads may wait elsewhere by now."""
+    host.fold((LOCK, 1, (1, 3)))
+    (question,) = host.asked
+    answer = question.fallback()
+    assert isinstance(answer, LockAnswer)
+    assert host.aggregates.sites.note_answer(answer)
+    host.fold((LOCK + 64, 2, (1, 4)))
+    assert {(one.address, one.stack) for one in host.asked[1:]} == {(LOCK, (1, 3)), (LOCK + 64, (1, 4))}
+    assert host.aggregates.sites.note_answer(LockAnswer(question.key, False, "pipe->mutex", "pipe_write"))
+    host.fold((LOCK, 1, (1, 3)))
+    assert len(host.asked) == 3
+    assert host.site_counts() == {("other", "other"): 2, ("pipe->mutex", "pipe_write"): 1}
+    assert not any(host.contention.locks["frames"][host.contention.locks["lock"] == "pipe->mutex"])
+
+
 def test_short_waits_do_not_wake_the_namer(host: Host) -> None:
     """The namer is asked for the names of their locks when it runs for something else."""
     host.is_quiet = True

@@ -15,7 +15,7 @@ import pytest
 
 from lockd.names.labels.processes import Processes
 from lockd.names.labels.units import Units
-from lockd.names.protocol import LockAnswer
+from lockd.names.protocol import KernelLock, LockAnswer
 from lockd.process.clock import NS
 from lockd.sample.aggregates.kernel_holds import ABANDONED_NS
 from tests.support.kernel_hold_host import LOCK, MUTEX, READ, SEMAPHORE, US, Host, entry
@@ -126,6 +126,20 @@ def test_locks_held_longest_get_names(procfs: Procfs) -> None:
         named = {row["address"]: row["lock"] for row in host.api()}
         time.sleep(0.01)
     assert named[hex(LOCK + 64)] == "some_lock"
+
+
+def test_a_held_lock_whose_question_was_lost_with_a_namer_is_asked_for_again(host: Host) -> None:
+    host.fold(entry(7, lock=LOCK + 64, held=9))
+    host.look()
+    table = host.holds._table
+    (row,) = np.flatnonzero(table._table["is_asked"])
+    answer = KernelLock(int(table._table["key"][row]), LOCK + 64, "mutex").fallback()
+    assert isinstance(answer, LockAnswer)
+    table.set_name(answer)
+    assert not table._table["is_asked"].any()
+    assert [row["lock"] for row in host.api()] == [""]
+    host.look()
+    assert table._table["is_asked"].any()
 
 
 # --- Holders that are gone ------------------------------------------------------------------------
