@@ -129,7 +129,11 @@ class JitNames:
             opened = open_own(self._process, dict.fromkeys([*self._paths, *dumps[:MAX_DUMPS]]))
             since = self._start_ns() - EARLIER_NS
             about = {path: os.fstat(file) for path, file in opened.items()}
-            about = {path: status for path, status in about.items() if status.st_mtime_ns >= since}
+            about = {
+                path: status
+                for path, status in about.items()
+                if status.st_mtime_ns >= since or self._is_known(path, status)
+            }
             found = {path: (a.st_ino, a.st_size, a.st_mtime_ns) for path, a in about.items()}
             if found == self._read:
                 return False
@@ -150,6 +154,14 @@ class JitNames:
         finally:
             for file in opened.values():
                 os.close(file)
+
+    def _is_known(self, path: bytes, status: os.stat_result) -> bool:
+        """Whether the file at `path` is one that was read before: it stays the process's own.
+
+        Its time says nothing once the clock of the host has been set forward: it then seems to be from before
+        the start.
+        """
+        return path in self._read and self._read[path][0] == status.st_ino
 
     def _start_ns(self) -> int:
         """When the process started: nanoseconds since the epoch, by the clock as it is set now."""

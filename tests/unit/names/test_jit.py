@@ -13,7 +13,7 @@ import pytest
 
 from lockd.names.objects import jit
 from lockd.names.objects.jit import CHECK_SECONDS, MAX_BYTES, PATIENCE_SECONDS, READING_SHARE, JitNames
-from lockd.process.clock import TICKS
+from lockd.process.clock import NS, TICKS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -99,6 +99,28 @@ def test_a_map_of_an_earlier_process_with_the_same_id_is_not_read(
     path.write_text("1000 20 now\n")
     clock.now = 2 * PATIENCE_SECONDS
     assert named(names, 0x1000) == "now"
+
+
+def test_names_stay_when_the_clock_of_the_host_is_set_forward(
+    process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the new time the process started after the map was written."""
+    path, now = process / "root/tmp/perf-3.map", time.time_ns()
+    path.write_text("1000 20 one\n")
+    clock = Clock()
+    names = JitNames(process, clock)
+    assert named(names, 0x1000) == "one"
+    monkeypatch.setattr(time, "time_ns", lambda: now + 3600 * NS)
+    clock.now = 2 * PATIENCE_SECONDS
+    assert named(names, 0x1000) == "one"
+    with path.open("a") as file:
+        file.write("2000 20 two\n")
+    clock.now = 4 * PATIENCE_SECONDS
+    assert [named(names, at) for at in (0x1000, 0x2000)] == ["one", "two"]
+    path.rename(process / "old")  # which keeps the inode from being used again
+    path.write_text("1000 20 earlier\n")
+    clock.now = 6 * PATIENCE_SECONDS
+    assert named(names, 0x1000) == "", "another file is judged by its time"
 
 
 def test_a_map_that_has_no_names_yet_is_no_reading(process: Path) -> None:
