@@ -53,7 +53,8 @@ class StackNames:
     def interrupt_entries(self) -> tuple[int, int]:
         """Address and size in bytes of the functions by which interrupts enter the kernel.
 
-        Both are 0 if the functions do not lie side by side.
+        Both are 0 if the functions do not lie side by side. Those of processors with FRED are not among them:
+        system calls enter by the same functions.
         """
         return self._symbols.neighbours("asm_common_interrupt", is_interrupt)
 

@@ -55,6 +55,10 @@ ffffffff81003f60 t process_timeout
 ffffffff81003f70 T asm_sysvec_apic_timer_interrupt
 ffffffff81003f80 t __traceiter_sched_waking
 ffffffff81003f90 T mutex_lock_of_shop
+ffffffff81003fa0 t fred_extint
+ffffffff81003fb0 T common_interrupt
+ffffffff81003fc0 T asm_fred_entrypoint_kernel
+ffffffff81003fd0 T asm_fred_entrypoint_user
 ffffffff81004000 t do_work.isra.0.cold
 ffffffff81004100 W weak_function
 ffffffff82000000 D init_task
@@ -180,6 +184,7 @@ def test_the_site_is_the_first_function_that_is_not_locking(
          "mutex_unlock"),
         (("wake_up_q", "mutex_unlock", "rtnl_unlock"), "rtnl_unlock", "mutex_unlock"),
         (("wake_up_q", "mutex_unlock"), "", "mutex_unlock"),
+        (("wake_up_q", "mutex_unlock", "do_work", "asm_fred_entrypoint_user"), "do_work", "mutex_unlock"),
     ],
 )  # fmt: skip
 def test_the_site_of_a_release_is_behind_the_wake_up_and_the_locking(
@@ -197,6 +202,8 @@ def test_the_site_of_a_release_is_behind_the_wake_up_and_the_locking(
         ("signal_wake_up_state", "vfs_read"),
         ("process_timeout", "asm_sysvec_apic_timer_interrupt", "mutex_unlock", "do_work"),
         ("wake_up_process", "__up", "up", "do_work", "asm_sysvec_apic_timer_interrupt", "vfs_read"),
+        ("wake_up_process", "__up", "up", "do_work", "fred_extint", "asm_fred_entrypoint_kernel", "vfs_read"),
+        ("wake_up_q", "mutex_unlock", "do_work", "common_interrupt", "asm_fred_entrypoint_kernel"),
         ("wake_up_q", "rwsem_down_write_slowpath", "down_write_killable", "do_work"),
         ("wake_up_q", "rwsem_down_read_slowpath", "down_read", "do_work"),
         ("wake_up_process", "rcuwait_wake_up", "__percpu_down_read", "vfs_read"),

@@ -46,7 +46,8 @@ COMPILER = Path(__file__).with_name("user_jit.c")
 KERNEL = (
     "bpf_trace_run2", "schedule", "__schedule", "vfs_read", "entry_SYSCALL_64_after_hwframe",
     "asm_exc_page_fault", "asm_exc_nmi", "asm_sysvec_apic_timer_interrupt", "asm_common_interrupt",
-    "el0t_64_sync", "el1h_64_irq",
+    "el0t_64_sync", "el1h_64_irq", "fred_extint", "common_interrupt", "do_syscall_64",
+    "asm_fred_entrypoint_user", "asm_fred_entrypoint_kernel",
 )  # fmt: skip
 """Functions of a kernel, 256 bytes each."""
 AT = {name: 0xFFFFFFFF81000000 + 0x100 * number for number, name in enumerate(KERNEL)}
@@ -230,6 +231,10 @@ def stack_of(names: Names, question: ThreadCaptured) -> StackAnswer:
         ),
         (("vfs_read", "asm_common_interrupt"), ("asm_common_interrupt",)),
         (("vfs_read", "el1h_64_irq", "schedule"), ("el1h_64_irq",)),
+        (("vfs_read", "do_syscall_64", "asm_fred_entrypoint_user"), ()),
+        (("schedule", "asm_exc_page_fault", "asm_fred_entrypoint_kernel"), ()),
+        (("vfs_read", "fred_extint", "asm_fred_entrypoint_kernel", "schedule"), ("fred_extint",)),
+        (("vfs_read", "common_interrupt", "asm_fred_entrypoint_user"), ("common_interrupt",)),
     ],
 )
 def test_a_stack_of_the_kernel_and_whether_an_interrupt_came(
