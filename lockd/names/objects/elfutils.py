@@ -355,7 +355,7 @@ class Elf:
         """
         dwarf_sections = [s for s in self.sections if "debug" in s.name]
         has_info = any(s.name in (".debug_info", ".zdebug_info") for s in dwarf_sections)
-        is_readable = has_info and self.is_64 and self.is_little
+        is_readable = has_info and self.is_64 and self.is_little and self._handle
         if not is_readable or sum(map(self._unpacked_size, dwarf_sections)) > MAX_DWARF:
             return None
         # libelf keeps what was unpacked for as long as it has the file open.
@@ -522,12 +522,16 @@ class Elf:
         return UnwindRule(cfa, saved, return_register, is_signal.value)
 
     def close(self) -> None:
-        """Free what elfutils holds, and close the descriptor that the file was made from."""
+        """Free what elfutils holds, and close the descriptor that the file was made from.
+
+        Whoever still has the file reads nothing of it any more.
+        """
         if not self._handle:
             return
         self._end()
-        if isinstance(self._source, int):
-            os.close(self._source)
+        source, self._source, self.size = self._source, b"", 0  # the descriptor may soon be another file's
+        if isinstance(source, int):
+            os.close(source)
 
     def _end(self) -> None:
         if self._eh_frame:

@@ -129,8 +129,9 @@ class HotSpot:
 
     def _find(self, memory: _Memory, thread_pointer: int) -> HotSpotPlaces:
         if self._fields is None:
+            table = memory.word(self._symbol(STRUCTURES))  # which a library that was closed does not tell
             self._fields = {}  # if this fails once, it always does
-            self._fields = _structures(memory, memory.word(self._symbol(STRUCTURES)))
+            self._fields = _structures(memory, table)
         # ZGC has other bits in pointers to objects; compact object headers have the class elsewhere.
         if any(self._is_on(memory, flag) for flag in ("UseZGC", "UseCompactObjectHeaders")):
             raise _Unknown

@@ -207,6 +207,19 @@ def test_members_of_structs_leave_nothing_in_memory(tmp_path: Path, monkeypatch:
         one.close()
 
 
+def test_of_a_file_that_was_closed_nothing_is_read(tmp_path: Path) -> None:
+    """Somebody may have a file that the cache has closed, and its descriptor may be another's by then."""
+    bombs = with_bombs(tmp_path)
+    descriptor = os.open(bombs, os.O_RDONLY | os.O_CLOEXEC)
+    elf = Elf(descriptor)
+    assert elf.read(0, 4) == b"\x7fELF"
+    elf.close()
+    with bombs.open("rb") as other:
+        os.dup2(other.fileno(), descriptor)
+        assert elf.read(0, 4) == b""
+        assert elf.member_offset(str(tmp_path / "shop.c"), "shop", "second") is None
+
+
 def frames(count: int) -> bytes:
     """Return a `.debug_frame` with an entry for each 16 bytes of code from 0x500000 on."""
     common = struct.pack("<II10s6x", 20, 2**32 - 1, bytes((1, 0, 1, 0x78, 16, 0x0C, 7, 8, 0x90, 1)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,3 +27,19 @@ def test_a_number_that_fits_into_no_map_of_the_programs_is_not_told(
     places = memory.machine_of(changed).places(memory.THREAD_POINTER)
     assert (places is not None) == is_told
     assert not places or places.oop_shift == number
+
+
+def test_a_library_that_was_closed_is_asked_again_once_it_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of object files may close libjvm.so between two looks at one stack."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    memory.made_up_process.cache_clear()
+    (machine,) = memory.java_machines()
+    hotspot = memory.machine_of(machine)
+    library: Any = hotspot.library
+    closed: Any = SimpleNamespace(variable_address=lambda name: None, thread_local_block=None)
+    hotspot.library = closed
+    assert hotspot.places(memory.THREAD_POINTER) is None
+    hotspot.library = library
+    assert hotspot.places(memory.THREAD_POINTER)
