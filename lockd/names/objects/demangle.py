@@ -15,6 +15,7 @@ import re
 import resource
 import signal
 import stat
+import sys
 from collections import OrderedDict
 from typing import NoReturn
 
@@ -42,7 +43,9 @@ MAX_ANSWER = 1 << 16
 MAX_NAME = 120
 """Characters of the longest name that Demangler returns."""
 CACHED = 20_000
-"""Names that are remembered."""
+"""Names that are remembered, at most."""
+CACHED_BYTES = 16 << 20
+"""Bytes of memory that the remembered names and their symbols may take. Usual ones take 6 MB."""
 
 _CLONES = re.compile(r"(?:\.(?:isra|constprop|part|cold|lto_priv|llvm|localalias)(?:\.\d+)?){1,8}\Z")
 """Suffixes that compilers of C, C++ and Rust add. They say nothing to a reader."""
@@ -72,6 +75,7 @@ class Demangler:
             )
         self._child: _Child | None = None
         self._known: OrderedDict[str, str] = OrderedDict()
+        self._known_bytes = 0
 
     def name(self, symbol: str, may_be_clone: bool = True) -> str:
         """The demangled name, or the symbol itself if it is not mangled or cannot be demangled.
@@ -81,13 +85,15 @@ class Demangler:
         """
         symbol = _ABI.sub("", symbol)
         symbol = _CLONES.sub("", symbol) if may_be_clone else symbol
+        symbol = symbol[: MAX_MANGLED + 1]  # a symbol of this length is not demangled
         known = self._known.get(symbol)
         if known is None:
             name = _RUST_HASH.sub("", self._demangled(symbol))
             name = _CRATE_HASH.sub("", name) if symbol.startswith("_R") else name
             known = self._known[symbol] = shorten_name(name)
-            if len(self._known) > CACHED:
-                self._known.popitem(last=False)
+            self._known_bytes += _bytes_of(symbol, known)
+            while len(self._known) > CACHED or self._known_bytes > CACHED_BYTES:
+                self._known_bytes -= _bytes_of(*self._known.popitem(last=False))
         else:
             self._known.move_to_end(symbol)
         return known
@@ -195,6 +201,11 @@ def _copy_and_free(text: int | None) -> bytes:
     copy = ctypes.string_at(text)
     ctypes.CDLL(None).free(ctypes.c_void_p(text))
     return copy
+
+
+def _bytes_of(*texts: str) -> int:
+    """Bytes of memory that texts take. A character takes one to four bytes."""
+    return sum(map(sys.getsizeof, texts))
 
 
 def _is_writable_by_root_only(path: str) -> bool:

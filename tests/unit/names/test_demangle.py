@@ -135,6 +135,18 @@ def test_long_names() -> None:
     assert len(Demangler().name(huge)) == 120
 
 
+@pytest.mark.parametrize("letter", ["f", "\\xff", "\U00020000"])
+def test_what_is_remembered_of_long_symbols_has_a_bound(letter: str) -> None:
+    """A symbol may have four times as many characters as bytes, or characters of four bytes."""
+    demangler = Demangler("/nonexistent")
+    for number in range(5000):
+        assert len(demangler.name(f"{number}_{letter * 4090}")) == demangle.MAX_NAME
+    taken = sum(sys.getsizeof(text) for pair in demangler._known.items() for text in pair)
+    assert demangle.CACHED_BYTES / 2 < taken <= demangle.CACHED_BYTES
+    assert demangler._known_bytes == taken
+    assert "4999_" in next(reversed(demangler._known)), "the last ones are known"
+
+
 ORPHAN = """
 import sys
 sys.path.insert(0, {root!r})
