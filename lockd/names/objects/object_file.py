@@ -8,6 +8,7 @@ import lzma
 import os
 import re
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,14 +41,14 @@ MINI_DEBUG_INFO = 64 << 20
 """Largest MiniDebugInfo that is used, in bytes after it was unpacked."""
 FUNCTION_STARTS = 64 << 20
 """The most bytes of `.eh_frame_hdr` that are read."""
-RULES = 4_000
-"""The most unwinding rules that are remembered for one file."""
-RULE_BYTES = 1500
-"""Estimated memory of one remembered rule."""
-FUNCTIONS = 4_000
-"""The most functions that are remembered for one file, by address."""
+MAX_RULE_BYTES = 10 << 20
+"""Bytes of memory for the unwinding rules that are remembered for one file: of some 4,000 usual ones."""
+RULE_BYTES, REGISTER_BYTES, OPERATION_BYTES = 400, 60, 130
+"""Estimated memory of one remembered rule, and of each register and each operation in it."""
+MAX_FUNCTION_BYTES = 2 << 20
+"""Bytes of memory for the functions that are remembered for one file: of some 4,000 addresses, usually."""
 FUNCTION_BYTES = 400
-"""Estimated memory of one remembered function."""
+"""Estimated memory of one remembered function without its name."""
 FILE_BYTES = 100_000
 """Estimated memory of one file without symbols, function starts, rules, functions and the sections that libdw
 reads for rules: mostly libelf's own.
@@ -93,8 +94,9 @@ class ObjectFile:
         """Tables of functions, the fullest first."""
         self._starts = _function_starts(elf)
         self._rules: dict[int, UnwindRule | None] = {}
-        self._lookups: dict[str, int | None] = {}
         self._functions: dict[int, Symbol | None] = {}
+        self._rule_bytes = self._function_bytes = 0
+        self._lookups: dict[str, int | None] = {}
         self._loads = [s for s in elf.segments if s.kind == PT_LOAD]
         self.machine = elf.machine if elf.is_64 and elf.is_little else 0
         """ELF's number of the machine (EM_X86_64, EM_AARCH64, ...); 0 if it is not 64-bit, little-endian."""
@@ -109,7 +111,7 @@ class ObjectFile:
     @property
     def memory(self) -> int:
         """Estimated bytes of memory that this object takes."""
-        remembered = len(self._rules) * RULE_BYTES + len(self._functions) * FUNCTION_BYTES
+        remembered = self._rule_bytes + self._function_bytes
         files = sum(elf.memory for elf in (self._elf, self._mini) if elf)
         return FILE_BYTES + sum(t.memory for t in self.tables) + self._starts.nbytes + remembered + files
 
@@ -139,9 +141,13 @@ class ObjectFile:
     def function(self, address: int) -> Symbol | None:
         """The function that spans an address; None if its name is not known."""
         if address not in self._functions:
-            if len(self._functions) >= FUNCTIONS:
+            function = self._named(address) or self._split_off(address)
+            taken = FUNCTION_BYTES + (sys.getsizeof(function.name) if function else 0)
+            if self._function_bytes + taken > MAX_FUNCTION_BYTES:
                 self._functions.clear()
-            self._functions[address] = self._named(address) or self._split_off(address)
+                self._function_bytes = 0
+            self._functions[address] = function
+            self._function_bytes += taken
         return self._functions[address]
 
     def is_go(self, address: int) -> bool:
@@ -224,10 +230,14 @@ class ObjectFile:
     def rule(self, address: int) -> UnwindRule | None:
         """The unwinding rule for an address; None if the file has none."""
         if address not in self._rules:
-            if len(self._rules) >= RULES:
-                self._rules.clear()
             registers = REGISTERS.get(self.machine, 0)
-            self._rules[address] = self._elf.rule(address, registers) if registers else None
+            rule = self._elf.rule(address, registers) if registers else None
+            taken = _rule_bytes(rule) if rule else RULE_BYTES
+            if self._rule_bytes + taken > MAX_RULE_BYTES:
+                self._rules.clear()
+                self._rule_bytes = 0
+            self._rules[address] = rule
+            self._rule_bytes += taken
         return self._rules[address]
 
     def file_offset(self, address: int) -> int:
@@ -409,6 +419,13 @@ def _has_more_functions(file: ObjectFile, count: int) -> bool:
 def _plainness(name: str) -> tuple[int, int, str]:
     """A key to sort names by: fewer underscores in front first, then the shorter name."""
     return len(name) - len(name.lstrip("_")), len(name), name
+
+
+def _rule_bytes(rule: UnwindRule) -> int:
+    """Estimated bytes of memory of a rule. Anybody can write one with dozens of operations for a register."""
+    expressions = [rule.cfa, *filter(None, rule.registers.values())]
+    operations = sum(map(len, expressions))
+    return RULE_BYTES + len(rule.registers) * REGISTER_BYTES + operations * OPERATION_BYTES
 
 
 def _page(offset: int) -> int:

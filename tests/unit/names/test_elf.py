@@ -6,14 +6,21 @@ import lzma
 import os
 import struct
 import subprocess
+import tracemalloc
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lockd.names.objects import elfutils
 from lockd.names.objects.elfutils import MAX_SECTIONS, MAX_SEGMENTS, SHT_NOTE, Elf, ElfError
-from lockd.names.objects.object_file import ObjectFile, functions_by_name
+from lockd.names.objects.object_file import (
+    MAX_FUNCTION_BYTES,
+    MAX_RULE_BYTES,
+    ObjectFile,
+    functions_by_name,
+)
 from tests.needs import needs
 
 SOURCE = """
@@ -241,6 +248,55 @@ def test_rules_without_a_search_table_are_in_the_estimate(program: Path, tmp_pat
         assert estimate < 8 * elfutils.MAX_SCANNED
         file.close()
         small.close()
+
+
+def long_rule() -> bytes:
+    """Return a `.debug_frame` that says with 60 operations where each of 17 registers is, in one function."""
+    operations = 60 * (b"\x0e" + b"\xff" * 8)
+    size = bytes((len(operations) & 127 | 128, len(operations) >> 7))
+    registers = b"".join(bytes((0x10, number)) + size + operations for number in range(17))
+    common = struct.pack("<I8s", 2**32 - 1, bytes((1, 0, 1, 0x78, 16, 0x0C, 7, 8))) + registers
+    common += bytes(-(4 + len(common)) % 8)
+    return struct.pack("<I", len(common)) + common + struct.pack("<IIQQ", 20, 0, 0x500000, 0x1000)
+
+
+def traced_bytes(looks: Callable[[], object]) -> int:
+    """Return the bytes that a function leaves in memory."""
+    tracemalloc.start()
+    try:
+        looks()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_rules_are_in_the_estimate_and_have_a_bound(program: Path, tmp_path: Path) -> None:
+    table, large = tmp_path / "table", tmp_path / "large"
+    table.write_bytes(long_rule())
+    subprocess.run(["objcopy", "--add-section", f".debug_frame={table}", program, large], check=True)
+    file = opened(large)
+    assert (rule := file.rule(0x500FFF))
+    assert [len(one or ()) for one in rule.registers.values()] == 17 * [61]
+    before = file.memory
+    taken = traced_bytes(lambda: [file.rule(0x500000 + at) and None for at in range(150)])
+    assert taken / 1.2 < file.memory - before
+    assert MAX_RULE_BYTES / 2 < file._rule_bytes <= MAX_RULE_BYTES
+    file.close()
+
+
+def test_long_names_are_in_the_estimate_and_have_a_bound(tmp_path: Path) -> None:
+    """Each address in a function has a name of its own in memory."""
+    source, library, name = tmp_path / "long.s", tmp_path / "long.so", "f" * 4000
+    source.write_text(f".globl {name}\n.type {name}, @function\n{name}: .skip 4096\n.size {name}, .-{name}\n")
+    subprocess.run(["gcc", "-shared", "-nostdlib", "-o", library, source], check=True)
+    file, at = opened(library), addresses(library)[name]
+    assert (function := file.function(at))
+    assert function.name == name
+    before = file.memory
+    taken = traced_bytes(lambda: [file.function(at + offset) and None for offset in range(1, 900)])
+    assert taken / 1.2 < file.memory - before
+    assert MAX_FUNCTION_BYTES / 2 < file._function_bytes <= MAX_FUNCTION_BYTES
+    file.close()
 
 
 def test_the_tables_of_rules_are_in_the_estimate(program: Path) -> None:
