@@ -37,8 +37,9 @@ AHEAD = (0, 2, 8)
 The interpreter's stack has the address of the next instruction."""
 MOST_SEEN = 128
 """The largest number of remembered places at which threads of one process were seen to wait."""
-PLACE_BYTES = 1500
-"""Bytes of memory that a remembered place takes, about."""
+PLACE_BYTES, WORD_BYTES = 1500, 150
+"""Bytes of memory that a remembered place and each of its words take, about, without the texts of its frames.
+Usual places have a few words, but a stack of nothing but pointers to the frame has hundreds."""
 TRIES, TRY_SECONDS = 5, 0.001
 """Further attempts to read the frames of a thread in the same wait, and the seconds before each."""
 IMPATIENT_SECONDS = 0.1
@@ -271,11 +272,12 @@ class CPythonProcess:
         self._searches = 0
         self._next_patience = 0.0
         self._seen: OrderedDict[_Place, list[PythonFrame]] = OrderedDict()
+        self._seen_bytes = 0
 
     @property
     def memory(self) -> int:
         """Bytes that this object takes, about."""
-        return self._interpreter.memory + len(self._seen) * PLACE_BYTES
+        return self._interpreter.memory + self._seen_bytes
 
     def wait(self, tid: int, address: int, capture: Capture, stack: Sequence[Frame]) -> PythonWait:
         """What a captured thread waits for at `address`.
@@ -322,10 +324,17 @@ class CPythonProcess:
         if not is_same_wait or system_call(self._process, tid) != before:
             return []
         if place and is_same_place and instruction:
-            self._seen[place] = frames
-            if len(self._seen) > MOST_SEEN:
-                self._seen.popitem(last=False)
+            self._remember(place, frames)
         return frames
+
+    def _remember(self, place: _Place, frames: list[PythonFrame]) -> None:
+        """Remember the frames of threads that wait at a place, instead of those at the place seen first."""
+        if place in self._seen:
+            self._seen_bytes -= _bytes_of(place, self._seen[place])
+        self._seen[place] = frames
+        self._seen_bytes += _bytes_of(place, frames)
+        if len(self._seen) > MOST_SEEN:
+            self._seen_bytes -= _bytes_of(*self._seen.popitem(last=False))
 
     def _seen_before(self, capture: Capture) -> list[PythonFrame]:
         return next((frames for place, frames in self._seen.items() if place.is_of(capture)), [])
@@ -340,6 +349,11 @@ class CPythonProcess:
                 if first == address and name in LOCK_TYPES:
                     return name
         return ""
+
+
+def _bytes_of(place: _Place, frames: Sequence[PythonFrame]) -> int:
+    """Bytes of memory that a place with its frames takes, about."""
+    return PLACE_BYTES + len(place.words) * WORD_BYTES + sum(frame.memory for frame in frames)
 
 
 def _stack_pointer(capture: Capture) -> int:

@@ -170,7 +170,9 @@ class _Process:
     @property
     def memory(self) -> int:
         """Bytes that this object takes, about."""
-        return self.space.memory + self.jit.memory + sum(p.memory for p in self.pythons.values())
+        runtimes = sum(python.memory for python in self.pythons.values())
+        runtimes += self.hotspot.memory if self.hotspot else 0
+        return self.space.memory + self.jit.memory + runtimes
 
 
 class UserNames:

@@ -8,6 +8,7 @@ and for a thread that goes on meanwhile, there are no frames rather than wrong o
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +20,7 @@ MOST_TYPES = 64
 MOST_CODES = 1024
 """Code objects whose file and function are remembered."""
 CODE_BYTES, THREAD_BYTES = 500, 100
-"""Bytes of memory that a remembered code object and a remembered thread take, about."""
+"""Bytes of memory that a remembered code object without its texts and a remembered thread take, about."""
 MOST_TEXT = 1024
 """Characters in the name of a file or a function; a longer name is taken for broken memory."""
 FIRST_READ = 160
@@ -66,6 +67,11 @@ class PythonFrame:
     file: str
     function: str
     """The qualified name from CPython 3.11 on, before that the bare name."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the texts take."""
+        return sys.getsizeof(self.file) + sys.getsizeof(self.function)
 
 
 @dataclass(frozen=True)
@@ -298,7 +304,7 @@ class Interpreter:
                 self._codes.clear()
                 self._code_bytes = 0
             self._codes[key] = function
-            self._code_bytes += CODE_BYTES + len(function.file) + len(function.function)
+            self._code_bytes += CODE_BYTES + function.memory
         return self._codes[key]
 
     def _type(self, memory: Memory, layout: Layout, address: int) -> str:

@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,17 @@ STRUCTURE = struct.Struct("<QQQi4xQQ")
 """Names of a type, a field and the field's type; whether the field is static; its offset; its address."""
 MOST_STRUCTURES = 20_000
 """The most fields of the description that are read."""
+FIELDS = {
+    "CompressedOops::_base", "CompressedOops::_shift",
+    "CompressedOops::_narrow_oop._base", "CompressedOops::_narrow_oop._shift",
+    "CompressedKlassPointers::_base", "CompressedKlassPointers::_shift",
+    "CompressedKlassPointers::_narrow_klass._base", "CompressedKlassPointers::_narrow_klass._shift",
+    "JavaThread::_threadObj", "JavaThread::_vthread",
+    "JavaThread::_current_pending_monitor", "JavaThread::_current_waiting_monitor",
+    "oopDesc::_metadata._compressed_klass", "ObjectMonitor::_object",
+    "Klass::_name", "Symbol::_length", "Symbol::_body",
+}  # fmt: skip
+"""The fields of the description that are kept. A version has some of them."""
 MOST_TEXT = 64
 """The most bytes of a name in the description that are read."""
 MOST_MODULES = 64
@@ -42,6 +54,8 @@ MOST_CLASSES = 4096
 """Classes whose names are remembered."""
 MOST_CLASS_NAME = 512
 """Bytes in the name of a class."""
+CLASS_BYTES = 200
+"""Bytes of memory that a remembered class takes without its name, about."""
 USER_END = 1 << 47
 
 FLAG = 1 << 63
@@ -99,6 +113,8 @@ class HotSpot:
         self._places: HotSpotPlaces | None = None
         self._class_base = 0
         self._classes: dict[int, str] = {}
+        self.memory = 0
+        """Bytes that this object takes, about."""
 
     def places(self, thread_pointer: int) -> HotSpotPlaces | None:
         """Where the memory of this machine's threads says what they wait for. Never raises.
@@ -199,13 +215,17 @@ class HotSpot:
                 raise _Unknown
             if len(self._classes) >= MOST_CLASSES:
                 self._classes.clear()
-            self._classes[klass] = class_name(name.decode("utf-8", "backslashreplace")).replace("/", ".")
+                self.memory = 0
+            text = class_name(name.decode("utf-8", "backslashreplace")).replace("/", ".")
+            self._classes[klass] = text
+            self.memory += CLASS_BYTES + sys.getsizeof(text)
         return self._classes[klass]
 
     def _field(self, name: str, kind: str) -> int:
-        """The offset of a field, or the address of a static one. Raises _Unknown if its type is not `kind`.
+        """The offset of one of FIELDS, or the address of a static one.
 
-        An empty `kind` accepts any type.
+        Raises _Unknown if there is no such field, or if its type is not `kind`. An empty `kind` accepts any
+        type.
         """
         actual, place = (self._fields or {}).get(name, ("", -1))
         if place < 0 or (kind and actual != kind):
@@ -272,12 +292,13 @@ class _Memory:
 
 
 def _structures(memory: _Memory, table: int) -> dict[str, tuple[str, int]]:
-    """By `Type::field`, the type and the offset (the address, if static) of each described field."""
+    """By `Type::field`, the type and the offset (the address, if static) of each described one of FIELDS."""
     fields: dict[str, tuple[str, int]] = {}
     for entry in range(table, table + STRUCTURE.size * MOST_STRUCTURES, STRUCTURE.size):
         owner, name, kind, is_static, offset, address = STRUCTURE.unpack(memory.read(entry, STRUCTURE.size))
         if not owner:
             break
-        place = address if is_static else offset
-        fields[f"{memory.text(owner)}::{memory.text(name)}"] = memory.text(kind), place
+        field = f"{memory.text(owner)}::{memory.text(name)}"
+        if field in FIELDS:
+            fields[field] = memory.text(kind), address if is_static else offset
     return fields

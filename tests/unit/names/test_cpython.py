@@ -10,12 +10,21 @@ import shutil
 import struct
 import subprocess
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lockd.names.locks.cpython_waits import QUEUE_TYPE, RLOCK_TYPE, judge_python, label
+from lockd.names.locks.cpython_waits import (
+    MOST_SEEN,
+    QUEUE_TYPE,
+    RLOCK_TYPE,
+    CPythonProcess,
+    _Place,
+    judge_python,
+    label,
+)
 from lockd.names.locks.user_locks import UserLock, UserNames
 from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.object_cache import ObjectCache
@@ -254,6 +263,20 @@ def test_an_interpreter_may_say_that_its_texts_are_anywhere(slot: int, offset: i
     for data in memory.pythons_with_tables({slot: offset}):
         runtime, thread_pointer = memory.HEAD.unpack_from(data)
         assert len(Interpreter(runtime).frames(memory.Memory(data), thread_pointer)) in (0, 2)
+
+
+def test_remembered_places_are_in_the_estimate() -> None:
+    """A stack may be full of pointers to the frame, and the texts of each frame may be long."""
+    process = CPythonProcess(Path("/proc/self"), AddressSpace(Path("/proc/self"), ObjectCache()), 0)
+    tracemalloc.start()
+    for number in range(2 * MOST_SEEN):
+        place = _Place(number, 0, tuple((8 * at, (number << 40) + at) for at in range(512)))
+        texts = [PythonFrame(f"{number}{at}" + "\U00020000" * 1000, f"f{at}") for at in range(8)]
+        for _ in range(2):
+            process._remember(place, texts)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken / 1.2 < process.memory < 2 * taken
 
 
 def test_an_unknown_version_has_no_layout() -> None:

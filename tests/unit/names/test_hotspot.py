@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from lockd.names.runtimes import hotspot
+from lockd.names.runtimes.hotspot import CLASS_BYTES, FLAG, MOST_STRUCTURES, STRUCTURE
 from tests.fuzz import memory
 
 
@@ -36,10 +39,44 @@ def test_a_library_that_was_closed_is_asked_again_once_it_is_open(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     memory.made_up_process.cache_clear()
     (machine,) = memory.java_machines()
-    hotspot = memory.machine_of(machine)
-    library: Any = hotspot.library
+    java = memory.machine_of(machine)
+    library: Any = java.library
     closed: Any = SimpleNamespace(variable_address=lambda name: None, thread_local_block=None)
-    hotspot.library = closed
-    assert hotspot.places(memory.THREAD_POINTER) is None
-    hotspot.library = library
-    assert hotspot.places(memory.THREAD_POINTER)
+    java.library = closed
+    assert java.places(memory.THREAD_POINTER) is None
+    java.library = library
+    assert java.places(memory.THREAD_POINTER)
+
+
+def test_of_a_long_description_only_what_is_asked_for_is_kept() -> None:
+    described = [*memory.FIELDS, *(("Type", f"_field{n}", "int", -8) for n in range(MOST_STRUCTURES))]
+
+    class Described:
+        """Memory with a description of all these fields at address 0, each with three texts."""
+
+        def read(self, address: int, size: int) -> bytes:
+            first = 3 * (address // size) + 1
+            return STRUCTURE.pack(first, first + 1, first + 2, 0, 8, 0)
+
+        def text(self, address: int) -> str:
+            number, part = divmod(address - 1, 3)
+            return str(described[number][part])
+
+    machine: Any = Described()
+    found = hotspot._structures(machine, 0)
+    assert found == {f"{of}::{name}": (kind, 8) for of, name, kind, _ in memory.FIELDS}
+    assert found.keys() <= hotspot.FIELDS
+    assert len(hotspot.FIELDS) < 30
+
+
+def test_remembered_classes_are_in_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    memory.made_up_process.cache_clear()
+    (machine,) = memory.java_machines()
+    java = memory.machine_of(machine)
+    assert java.places(memory.THREAD_POINTER)
+    assert java.memory == 0
+    for _ in range(2):
+        name = java.wait(FLAG | 1 << 32, "lock").name
+        assert name == "com.Shop$Sku"
+        assert java.memory == CLASS_BYTES + sys.getsizeof(name)
