@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
@@ -59,6 +60,9 @@ NOT_OWNED = {
 }  # fmt: skip
 """Families of locks that do not store their owner."""
 
+_File = tuple[bytes, bytes]
+"""Device and inode of what is mapped: a file, or memory that a process shares with its children."""
+
 
 @dataclass
 class _Threads:
@@ -69,7 +73,10 @@ class _Threads:
     checked_at: float
     """The time of the clock when `is_inside` was last checked."""
     tids: dict[int, int] = field(default_factory=dict)
-    """Ids as lockd sees them, by ids in the process's own pid namespace; empty if it has no such one."""
+    """Ids as lockd sees them, by ids in the process's own pid namespace; empty if it has no such one.
+
+    They may be of other processes, too, which share memory with this one.
+    """
     read_at: float = 0.0
     """The time of the clock from which `tids` may be read again."""
 
@@ -127,10 +134,11 @@ class UserOwners:
                 return 0
             threads = self._threads.setdefault(tgid, _Threads(is_inside, now))
             threads.is_inside, threads.checked_at = is_inside, now
-        if threads.is_inside:
-            return self._translated(threads, task, stored)
-        is_alive = (task / str(stored)).exists() or (shared and self._has_mapped_too(stored, tgid, shared))
-        return stored if is_alive else 0
+        tid = self._translated(threads, tgid, stored, shared) if threads.is_inside else stored
+        if not tid:
+            return 0
+        is_alive = (task / str(tid)).exists() or (shared and self._has_mapped_too(tid, tgid, shared))
+        return tid if is_alive else 0
 
     def _has_mapped_too(self, other: int, tgid: int, address: int) -> bool:
         """Whether the process of the thread `other` has also mapped the shared memory at `address` of `tgid`.
@@ -138,32 +146,61 @@ class UserOwners:
         Otherwise the thread has nothing to do with the lock: any number can be in the memory of a lock.
         """
         try:
-            mapped = _shared_mappings(self._procfs / str(tgid) / "maps")
-            file = next((file for addresses, file in mapped if address in addresses), None)
-            others = _shared_mappings(self._procfs / str(other) / "maps") if file else ()
-            return any(one == file for _, one in others)
+            file = self._shared_file(tgid, address)
+            return file is not None and self._has_mapped(other, file)
         except OSError:
             return False
 
-    def _translated(self, threads: _Threads, task: Path, stored: int) -> int:
+    def _shared_file(self, tgid: int, address: int) -> _File | None:
+        """What a process has mapped at `address` to share it; None if nothing. Raises OSError if it ended."""
+        mapped = _shared_mappings(self._procfs / str(tgid) / "maps")
+        return next((file for addresses, file in mapped if address in addresses), None)
+
+    def _has_mapped(self, tgid: int, file: _File) -> bool:
+        """Whether a process has mapped `file` to share it. Raises OSError if the process has ended."""
+        return any(one == file for _, one in _shared_mappings(self._procfs / str(tgid) / "maps"))
+
+    def _translated(self, threads: _Threads, tgid: int, stored: int, shared: int) -> int:
         """The live thread that a process in a pid namespace of its own knows as `stored`; 0 if none is known.
 
-        `task` is the directory of its threads in procfs. If the remembered thread is not the right one, the
-        ids of all threads are read again, but not too often: any number can be in the memory of a lock.
+        If the memory at the address `shared` is shared, the thread may be one of another process in the
+        namespace. If the remembered thread is not the right one, the ids of all threads are read again, but
+        not too often: any number can be in the memory of a lock.
         """
         tid = threads.tids.get(stored, 0)
-        if tid and _own_id(task, tid) == stored:
+        if tid and _own_id(self._procfs / str(tid)) == stored:
             return tid
         began = self._clock()
         if began < threads.read_at:
             return 0
-        threads.tids = _threads_by_own_id(task)
+        threads.tids = _threads_by_own_id(self._procfs / str(tgid) / "task")
+        if shared and stored not in threads.tids:
+            threads.tids = self._sharing_threads(tgid, shared) | threads.tids
         done = self._clock()
         threads.read_at = done + READING_SHARE * (done - began)
         if sum(len(known.tids) for known in self._threads.values()) > MOST_REMEMBERED:
             for known in self._threads.values():
                 known.tids = known.tids if known is threads else {}
         return threads.tids.get(stored, 0)
+
+    def _sharing_threads(self, tgid: int, address: int) -> dict[int, int]:
+        """The threads of other processes that share the memory at `address` of process `tgid`.
+
+        Only processes in the pid namespace of `tgid` are searched. The threads are by their ids in there.
+        """
+        found: dict[int, int] = {}
+        with contextlib.suppress(OSError):
+            namespace = os.stat(self._procfs / str(tgid) / "ns/pid")
+            file = self._shared_file(tgid, address)
+            others = {int(name) for name in os.listdir(self._procfs) if name.isdigit()} if file else set()
+            for other in others - {tgid}:
+                with contextlib.suppress(OSError):  # it has ended
+                    is_near = os.path.samestat(namespace, os.stat(self._procfs / str(other) / "ns/pid"))
+                    if file and is_near and self._has_mapped(other, file):
+                        found |= _threads_by_own_id(self._procfs / str(other) / "task")
+                if len(found) > MOST_THREADS:
+                    break
+        return found
 
 
 def _threads_by_own_id(task: Path) -> dict[int, int]:
@@ -177,13 +214,13 @@ def _threads_by_own_id(task: Path) -> dict[int, int]:
         return {}
     if len(tids) > MOST_THREADS:
         return {}
-    return {own: tid for tid in map(int, tids) if (own := _own_id(task, tid))}
+    return {own: int(tid) for tid in tids if (own := _own_id(task / tid))}
 
 
-def _own_id(task: Path, tid: int) -> int:
-    """The id of a thread in its own pid namespace; 0 if the thread has ended."""
+def _own_id(thread: Path) -> int:
+    """The id of a thread in its own pid namespace; 0 if the thread, whose directory this is, has ended."""
     try:
-        return _ids(task / str(tid) / "status")[-1]
+        return _ids(thread / "status")[-1]
     except (OSError, IndexError):
         return 0
 
@@ -224,8 +261,8 @@ def _owner_of_glibc_mutex(lock: int, count: int, owner: int, users: int, kind: i
     return (owner if is_mutex else 0), bool(kind & GLIBC_SHARED)
 
 
-def _shared_mappings(maps: Path) -> Iterator[tuple[range, tuple[bytes, bytes]]]:
-    """The addresses of all shared mappings of a process, each with device and inode of what is mapped."""
+def _shared_mappings(maps: Path) -> Iterator[tuple[range, _File]]:
+    """The addresses of all shared mappings of a process, each with what is mapped."""
     with maps.open("rb") as file:
         for line in file:
             addresses, permissions, _, device, inode = line.split(maxsplit=5)[:5]

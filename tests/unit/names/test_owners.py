@@ -272,6 +272,66 @@ sys.stdin.read()
         process.communicate("")
 
 
+CHILD_IN_NAMESPACE = """
+import ctypes, mmap, os, sys
+from ctypes import addressof, c_char, c_uint64
+libc = ctypes.CDLL(None)
+memory = [mmap.mmap(-1, 4096) for _ in range(2)]
+locks = [addressof(c_char.from_buffer(one)) for one in memory]
+attributes = (c_uint64 * 2)()
+assert libc.pthread_mutexattr_init(attributes) == libc.pthread_mutexattr_setpshared(attributes, 1) == 0
+for lock in locks:
+    assert libc.pthread_mutex_init(ctypes.c_void_p(lock), attributes) == 0
+said, say = os.pipe()
+assert libc.pthread_mutex_lock(ctypes.c_void_p(locks[0])) == 0
+if not (child := os.fork()):
+    assert libc.pthread_mutex_lock(ctypes.c_void_p(locks[1])) == 0
+    os.write(say, b"x")
+    sys.stdin.readline()
+    os._exit(0)
+os.read(said, 1)
+private = (c_uint64 * 5).from_buffer_copy(memory[1])
+print(os.getpid(), child, *locks, addressof(private), flush=True)
+os.waitpid(child, 0)
+sys.stdin.readline()
+"""
+
+
+def test_an_owner_in_another_process_of_a_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both processes know the other by an id that the host has for somebody else."""
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", sys.executable, "-c"]
+    with subprocess.Popen(
+        [*command, CHILD_IN_NAMESPACE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        if not (line := process.stdout.readline()):
+            pytest.skip("host: no user namespaces here")
+        inside, inside_child, of_parent, of_child, private = map(int, line.split())
+        parent = only_child(process.pid)
+        child = only_child(parent)
+        assert inside == 1 != parent
+        assert inside_child != child
+        if not os.access(f"/proc/{parent}/mem", os.R_OK):
+            process.communicate("\n\n")
+            pytest.skip("host: the memory of others is closed to this user")
+        assert owner(of_parent, "lock", "mutex", child) == parent
+        now, read = [1000.0], Counted(monkeypatch)
+        found = UserOwners(PROCFS, lambda: now[0])
+        for _ in range(2):
+            assert found.owner(parent, of_child, "lock", "mutex") == child
+            assert found.owner(parent, of_parent, "lock", "mutex") == parent
+            assert found.owner(parent, private, "lock", "mutex") == 0, "it says shared, but is not"
+            read.since()
+        assert found.owner(parent, of_child, "lock", "mutex") == child
+        assert read.since() == 1, "it is remembered"
+        process.communicate("\n\n")
+
+
+def only_child(pid: int) -> int:
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
 MANY_THREADS = 40
 IN_NAMESPACE = """
 import ctypes, os, sys, threading
@@ -344,7 +404,7 @@ def test_the_threads_of_a_pid_namespace_are_not_all_read_for_every_question(
         assert found.owner(pid, address, "lock", "mutex") == holder
         threads = found._threads[pid]
         threads.tids[1], threads.read_at = holder, 0.0
-        assert found._translated(threads, Path(f"/proc/{pid}/task"), 1) == pid, "what is remembered is wrong"
+        assert found._translated(threads, pid, 1, 0) == pid, "what is remembered is wrong"
         found.keep({pid})
         assert found._threads
         found.keep(set())
