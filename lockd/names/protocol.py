@@ -494,8 +494,7 @@ def _question(fields: dict[str, Any], blob: bytes) -> Question:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    kinds = {kind: name for name, kind in _ANSWERS.items()}
-    return _message({"a": kinds[type(answer)], **vars(answer)})
+    return _message({"a": _NAMES[type(answer)], **vars(answer)})
 
 
 def decode_answer(message: bytes) -> Answer:
@@ -562,6 +561,7 @@ _ANSWERS: dict[str, type[Answer]] = {
     "lock": LockAnswer, "owners": OwnersAnswer, "go": GoWaitsAnswer, "holder": HolderAnswer,
     "stack": StackAnswer,
 }  # fmt: skip
+_NAMES = {kind: name for name, kind in _ANSWERS.items()}
 # Thousands of locks have the same functions and stacks: equal ones share memory.
 _BY_TYPE: dict[str, Callable[[Any], Any]] = {
     "int": _number, "bool": _flag, "str": _text, "tuple[int, ...]": _numbers, "tuple[str, ...]": _texts,

@@ -163,8 +163,9 @@ class Names:
         """
         user = self._user_stack(question)
         # Without a kernel stack the kernel's symbols are not read. An interrupt enters far out in a stack.
-        kernel = self._kernel.symbols().without_tracing(question.kernel) if question.kernel else ()
-        names = self._kernel.symbols().describe(kernel, len(kernel)) if kernel else ()
+        depth = len(question.kernel)
+        names = self._kernel.symbols().describe(question.kernel, depth) if depth else ()
+        kernel = question.kernel[depth - len(names) :]  # without the tracing functions on top
         return StackAnswer(
             question.token,
             user.functions[:MOST_FUNCTIONS],
