@@ -48,8 +48,8 @@ AGAIN_SECONDS = 60.0
 MOST_REMEMBERED = 20_000
 """Stacks that are remembered at a time."""
 FEW_NEW = 5
-"""New stacks within a minute that neither start nor keep a namer. On a quiet host most of them are of commands
-that run for a moment, and are never seen again."""
+"""New stacks within a minute that neither start nor keep a namer. On a quiet host most of them are of
+commands that run for a moment, and are never seen again."""
 MOST_OF_PLACE = 64
 """Stacks that are remembered for one process, program counter and list of Python functions. They are compared
 one by one."""
@@ -160,9 +160,9 @@ _Place = tuple[int, tuple[int, ...]]
 
 
 _NewStack = tuple[tuple[int, int, tuple[int, ...]] | None, tuple[int, ...]]
-"""What makes a stack without functions the same as one that was seen before: the process, the address at which
-its thread will continue and the code objects of its Python functions, unless its functions in user space are
-known; and the return addresses in the kernel, unless those are."""
+"""The parts of a stack by which it is recognised while it has no functions. The first part is for user space:
+the process, the address at which the thread will continue, and the code objects of its Python functions. The
+second part has the return addresses in the kernel. A part whose functions are known is left out."""
 
 
 @dataclass
@@ -201,7 +201,7 @@ class RememberedStacks:
         self._interrupts: dict[int, _Known] = {}
         """Return addresses in functions by which interrupts enter the kernel."""
         self._new: dict[_NewStack, float] = {}
-        """When stacks without functions were seen first, by the monotonic clock in seconds; the oldest first."""
+        """When each stack without functions was first seen (monotonic clock in seconds), the oldest first."""
 
     def name(
         self, tgid: int, capture: Any, kernel: tuple[int, ...], now: float, python: tuple[int, ...] = ()

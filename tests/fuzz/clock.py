@@ -25,8 +25,8 @@ class _Selector(selectors.EpollSelector):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """As a context manager, it is the event loop of this thread. At the end of the context it is closed, and an
-    exception that nobody handled is raised."""
+    """As a context manager, it is the event loop of this thread. At the end of the context it is closed, and
+    an exception that nobody handled is raised."""
 
     def __init__(self) -> None:
         self._chosen = _Selector()

@@ -55,8 +55,8 @@ class Lost:
     """Events of kernel locks that were counted as lost, of all processes."""
 
     left_out: float
-    """Events at which the kernel skipped a program, because the program was already running on that processor.
-    This happens with trampolines too. If an acquisition is left out, its hold is not counted either."""
+    """Events at which the kernel skipped a program, because it was already running on that processor. This
+    happens with trampolines too. If an acquisition is left out, its hold is not counted either."""
     other: float
 
     def __sub__(self, before: Lost) -> Lost:

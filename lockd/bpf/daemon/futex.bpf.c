@@ -217,7 +217,7 @@ static __always_inline void count_calls(u64 task, u32 tgid, struct futex_key *ke
     raise_to(&v->max_sys_ns, ended->max_sys_ns);
 }
 
-#define LOOKED_UP_AGAIN 10 /* some 10 ms: by then the kind of a lock may be corrected, or its entry dropped */
+#define LOOKED_UP_AGAIN 10 /* some 10 ms: by then the kind may be corrected, or the entry dropped */
 
 /* The current thread waits for a lock: capture it, unless the lock was captured a moment ago. */
 static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t, u64 now)

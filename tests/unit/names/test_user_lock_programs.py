@@ -194,9 +194,7 @@ def test_debug_files(tmp_path: Path) -> None:
         with running(program) as tgid:
             assert named(UserNames(), tgid, "file").lock == f"{program.name}:static_mutex"
             assert named(UserNames(), tgid, "file").site == f"{program.name}:file_caller"
-            with debug.open(
-                "ab"
-            ) as file:  # without a build id, the file no longer belongs to the program
+            with debug.open("ab") as file:  # without a build id, the file no longer belongs to the program
                 file.write(b"more")
             assert named(UserNames(), tgid, "file").lock.startswith(f"{program.name}:") == (
                 build_id == "sha1"
