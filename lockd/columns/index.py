@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import os
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,6 @@ Hashes: TypeAlias = "npt.NDArray[np.uint64]"
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 """Row numbers or positions in an array, one-dimensional."""
 
-_MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
 _SHIFT = np.uint64(29)
 _HIGH, _ODD = np.uint64(40), np.uint64(1)
 _NONE, _REMOVED = -1, -2
@@ -23,17 +23,49 @@ SMALLEST = 64
 """Number of places of an empty index, a power of two."""
 
 
-def mix(*columns: npt.NDArray[Any]) -> Hashes:
+class Seed(NamedTuple):
+    """The numbers on which the hashes of mix() depend."""
+
+    start: np.uint64
+    first: np.uint64
+    """An odd number by which each column is multiplied. As long as it is secret, nobody can tell which value
+    of the next column would make up for a difference in this one."""
+    second: np.uint64
+    """An odd number by which the result is multiplied once more."""
+
+
+SEED_BYTES = 24
+"""Random bytes of which a seed is made: eight for each of its numbers."""
+
+
+def make_seed(secret: bytes) -> Seed:
+    """Return the seed that SEED_BYTES random bytes make."""
+    start, first, second = np.frombuffer(secret, np.uint64)
+    return Seed(start, first | _ODD, second | _ODD)
+
+
+SEED = make_seed(os.urandom(SEED_BYTES))
+"""The seed of this process, which nobody else knows.
+
+Equal hashes count as equal keys, and users choose parts of the keys: the name of a process, the address of a
+lock. With a known seed they could choose them so that their events count as somebody else's.
+"""
+
+
+def mix(*columns: npt.NDArray[Any], seed: Seed | None = None) -> Hashes:
     """Return a 64-bit hash of each row of the integer `columns`, which have the same length.
 
-    The probability that any two of a million different rows have the same hash is below 1e-7.
+    The probability that any two of a million different rows have the same hash is below 1e-7, also for rows
+    that somebody has chosen who does not know the seed. Without `seed` it is SEED: such hashes mean nothing
+    to another process, and must not be saved.
     """
-    hashed = np.zeros(len(columns[0]), np.uint64)
+    start, first, second = seed or SEED
+    hashed = np.full(len(columns[0]), start)
     for column in columns:
         hashed += column.astype(np.uint64)
-        hashed *= _MULTIPLIERS[0]
+        hashed *= first
         hashed ^= hashed >> _SHIFT
-        hashed *= _MULTIPLIERS[1]
+        hashed *= second
         hashed ^= hashed >> _SHIFT
     return hashed
 

@@ -69,7 +69,7 @@ FEW_ROWS = 256
 """Up to this number of rows, a fold costs what its fixed part costs."""
 SAVE_SECONDS = 5.0
 """Seconds after a fold until the counts are saved. Rows that are not folded are saved as they are."""
-FORMAT = 2
+FORMAT = 3
 """Version of the saved counts; to be raised when their form changes."""
 FIRST_FOLD_SECONDS = 0.5
 """Seconds from the start to the first fold. Folds and surveys, each once a second, then come in different

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lockd.columns.index import Hashes, mix
+from lockd.columns.index import mix
 from lockd.columns.structs import Columns
 
 MOST = 4096
@@ -39,21 +39,22 @@ class EarlyCounts:
     """The acquisitions that were counted early, by lock and thread."""
 
     def __init__(self) -> None:
-        self._by_key: dict[int, EarlyAcquisitions] = {}
+        self._by_key: dict[tuple[int, int], EarlyAcquisitions] = {}
+        """By the address of the lock and the id of the thread."""
         self._now = 0.0
 
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def save(self) -> list[tuple[int, int, int, int, float]]:
+    def save(self) -> list[tuple[int, int, int, int, int, float]]:
         """Return everything that is remembered, for restore()."""
-        return [(key, own.count, own.since, own.lock_type, own.seen) for key, own in self._by_key.items()]
+        return [(*key, own.count, own.since, own.lock_type, own.seen) for key, own in self._by_key.items()]
 
-    def restore(self, saved: list[tuple[int, int, int, int, float]]) -> None:
+    def restore(self, saved: list[tuple[int, int, int, int, int, float]]) -> None:
         """Go on with what save() of another sampler returned."""
         self._by_key = {
-            key: EarlyAcquisitions(count, since, lock_type, seen)
-            for key, count, since, lock_type, seen in saved
+            (lock, tid): EarlyAcquisitions(count, since, lock_type, seen)
+            for lock, tid, count, since, lock_type, seen in saved
         }
 
     def find_uncounted(
@@ -66,7 +67,7 @@ class EarlyCounts:
         self._now = now
         is_uncounted = np.zeros(len(locks), np.bool_)
         room = MOST - len(self._by_key)
-        for i, (key, asked) in enumerate(zip(mix(locks, tids).tolist(), since.tolist(), strict=True)):
+        for i, (key, asked) in enumerate(zip(_keys(locks, tids), since.tolist(), strict=True)):
             early = self._by_key.get(key)
             if early and early.since == asked:
                 early.seen = now
@@ -78,7 +79,7 @@ class EarlyCounts:
 
     def add(self, locks: Columns, tids: Columns, since: Columns, types: Columns) -> None:
         """Remember that these acquisitions were counted."""
-        acquisitions = zip(mix(locks, tids).tolist(), since.tolist(), types.tolist(), strict=True)
+        acquisitions = zip(_keys(locks, tids), since.tolist(), types.tolist(), strict=True)
         for key, asked, lock_type in acquisitions:
             early = self._by_key.setdefault(key, EarlyAcquisitions(0, asked, lock_type, self._now))
             early.count += 1
@@ -88,9 +89,10 @@ class EarlyCounts:
         """Subtract from `counted`, the programs' acquisitions by lock and thread, those counted early."""
         if not self._by_key:
             return
-        hashes = mix(locks, tids)
-        is_early = np.isin(hashes, np.fromiter(self._by_key, np.uint64, len(self._by_key)))
-        self._subtract(hashes, np.flatnonzero(is_early & (counted > 0)), counted)
+        early = np.array(list(self._by_key), np.uint64)
+        is_early = np.isin(mix(locks, tids), mix(early[:, 0], early[:, 1]))
+        for row in np.flatnonzero(is_early & (counted > 0)).tolist():
+            self._subtract((int(locks[row]), int(tids[row])), row, counted)
 
     def subtract_nameless(self, types: Columns, counted: npt.NDArray[np.int64]) -> None:
         """Subtract early acquisitions from `counted`, the acquisitions by lock type in an overflow map.
@@ -100,25 +102,28 @@ class EarlyCounts:
         """
         for key, early in list(self._by_key.items()):
             if early.seen < self._now:
-                rows = np.flatnonzero((types == early.lock_type) & (counted > 0))
-                self._subtract(np.full(len(types), key, np.uint64), rows, counted)
+                for row in np.flatnonzero((types == early.lock_type) & (counted > 0)).tolist():
+                    self._subtract(key, row, counted)
 
     def forget(self, locks: Columns, tids: Columns) -> None:
         """Forget the acquisitions of locks that these threads will never release."""
-        for key in mix(locks, tids).tolist():
+        for key in _keys(locks, tids):
             self._by_key.pop(key, None)
 
-    def _subtract(self, hashes: Hashes, rows: npt.NDArray[np.int64], counted: npt.NDArray[np.int64]) -> None:
-        for row in rows:
-            early = self._by_key.get(int(hashes[row]))
-            if early:
-                subtracted = min(early.count, int(counted[row]))
-                counted[row] -= subtracted
-                early.count -= subtracted
-                if not early.count:
-                    del self._by_key[int(hashes[row])]
+    def _subtract(self, key: tuple[int, int], row: int, counted: npt.NDArray[np.int64]) -> None:
+        """Subtract the acquisitions of one lock by one thread, if there are any left, from a row."""
+        if early := self._by_key.get(key):
+            subtracted = min(early.count, int(counted[row]))
+            counted[row] -= subtracted
+            early.count -= subtracted
+            if not early.count:
+                del self._by_key[key]
 
     def _forget_old(self) -> None:
         old = [key for key, early in self._by_key.items() if early.seen < self._now - FORGET_AFTER]
         for key in old:
             del self._by_key[key]
+
+
+def _keys(locks: Columns, tids: Columns) -> list[tuple[int, int]]:
+    return list(zip(locks.tolist(), tids.tolist(), strict=True))

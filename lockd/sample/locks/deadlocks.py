@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lockd.messages import digest
 from lockd.names.labels.processes import Name
 from lockd.names.protocol import OwnedLock, Owners, OwnersAnswer
 from lockd.process.clock import NS
 from lockd.sample.locks.waits import Lock, LockDescription, Wait, Waits, find_rings
 from lockd.sample.series.block import Block
-from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.series import OTHER
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ REFUSED_NS = 3 * NS
 """The wait of a refused thread can have begun so many nanoseconds before the refusal was counted."""
 MOST_REFUSED = 1000
 """Refused threads that are remembered."""
+ID_BYTES = 8
+"""Bytes of the identifier of a deadlock."""
 LOST_NS = 120 * NS
 """Nanoseconds after which an answer about holders will not come any more."""
 SOON_NS = 500_000_000
@@ -77,8 +79,12 @@ class Deadlock:
 
     @property
     def id(self) -> str:
-        """An identifier that no other deadlock has, and that lasts as long as the deadlock."""
-        return f"{hash_labels(tuple(sorted(f'{wait.tid} {wait.since}' for wait in self.threads))):016x}"
+        """An identifier that no other deadlock has, and that lasts as long as the deadlock.
+
+        It is the same after a restart of lockd.
+        """
+        waits = sorted(f"{wait.tid} {wait.since}" for wait in self.threads)
+        return digest("\0".join(waits).encode())[:ID_BYTES].hex()
 
 
 class _Held(NamedTuple):

@@ -1,8 +1,9 @@
-"""Stable 64-bit hashes of label sets, by which aggregates and locks are found again in numpy tables."""
+"""64-bit hashes of label sets, by which aggregates and locks are found again in numpy tables."""
 
 from __future__ import annotations
 
 import functools
+import os
 
 try:
     from _blake2 import blake2b  # hashlib would load OpenSSL as well, which takes 3 MB
@@ -11,10 +12,13 @@ except ImportError:
 
 REMEMBERED = 50_000
 """Label sets whose hashes are kept in a cache."""
+_KEY = os.urandom(16)
+"""Keeps users from finding a name whose hash is that of somebody else's label set: they choose names, and
+label sets with equal hashes count as one."""
 
 
 @functools.lru_cache(REMEMBERED)
 def hash_labels(labels: tuple[str, ...]) -> int:
-    """Return a 64-bit hash of a tuple of label values. Every process and version of lockd gets the same."""
-    digest = blake2b("\0".join(labels).encode(), digest_size=8).digest()
+    """Return a 64-bit hash of a tuple of label values. It is the same only as long as this process runs."""
+    digest = blake2b("\0".join(labels).encode(), digest_size=8, key=_KEY).digest()
     return int.from_bytes(digest, "little")

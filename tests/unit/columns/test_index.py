@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.columns.index import Groups, Index, distinct_positions, mix
+from lockd.columns.index import SEED_BYTES, Groups, Index, Seed, distinct_positions, make_seed, mix
 
 U64 = st.integers(0, 2**64 - 1)
 FEW = st.integers(0, 20)
@@ -112,3 +113,34 @@ def test_a_million_neighbours_have_different_hashes() -> None:
 
 def test_the_order_of_columns_matters() -> None:
     assert mix(numbers([1]), numbers([2])) != mix(numbers([2]), numbers([1]))
+
+
+def who_columns(tgid: int, cgroup: int, comm: bytes) -> list[np.ndarray]:
+    """Return the columns of which an identity's key is made, for a process of a user."""
+    words = np.frombuffer(comm.ljust(16, b"\0"), np.uint64)
+    return [numbers([tgid]), numbers([cgroup]), words[:1], words[1:], numbers([0])]
+
+
+VICTIM = who_columns(1234, 5821, b"postgres")
+ATTACKER = who_columns(99999, 7777, b"evil0830\xa8\xc6\x0b\x8eL\x8eg")
+KNOWN = Seed(np.uint64(0), np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
+"""The seed for which the name of ATTACKER was computed."""
+
+
+def test_a_name_that_was_chosen_for_one_seed_is_of_no_use_for_another() -> None:
+    assert mix(*VICTIM, seed=KNOWN) == mix(*ATTACKER, seed=KNOWN)
+    assert mix(*VICTIM) != mix(*ATTACKER)
+    chance = random.Random(1)
+    seeds = [make_seed(chance.randbytes(SEED_BYTES)) for _ in range(1000)]
+    assert all(mix(*VICTIM, seed=seed) != mix(*ATTACKER, seed=seed) for seed in seeds)
+    assert len({int(mix(*VICTIM, seed=seed)[0]) for seed in seeds}) == len(seeds)
+
+
+def test_the_difference_that_a_column_has_to_make_up_for_depends_on_the_multipliers() -> None:
+    """If it were the same for many seeds, a user could choose the next column without knowing any seed."""
+    chance = random.Random(1)
+    differences = set()
+    for _ in range(1000):
+        seed = make_seed(bytes(8) + chance.randbytes(SEED_BYTES - 8))
+        differences.add(int((mix(numbers([1234]), seed=seed) - mix(numbers([99999]), seed=seed))[0]))
+    assert len(differences) == 1000

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockd import messages
+from lockd.columns import index
 from lockd.process.clock import NS
 from lockd.sample.aggregates.early_acquisitions import FORGET_AFTER, MOST, EarlyCounts
 from tests.support.kernel_hold_host import LOCK, MUTEX, READ, SHOP, US, Entry, Host, entry
@@ -78,6 +80,24 @@ def test_what_is_counted_ahead_is_bounded_and_forgotten() -> None:
     none: npt.NDArray[Any] = np.empty(0, np.uint64)
     ahead.find_uncounted(none, none, none, FORGET_AFTER + 3.0)
     assert len(ahead) == 0
+
+
+def test_what_is_counted_ahead_is_known_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process has another seed, so that it has other hashes of the same locks and threads."""
+    locks, tids = np.array([LOCK, LOCK, LOCK + 64], np.uint64), np.array([7, 8, 7], np.uint32)
+    since, types = np.full(3, NS, np.uint64), np.array([MUTEX, MUTEX, READ], np.uint8)
+    before = EarlyCounts()
+    assert before.find_uncounted(locks, tids, since, 1.0).all()
+    before.add(locks, tids, since, types)
+    saved, _ = messages.unpack(memoryview(messages.pack({"ahead": before.save()}, {})))
+    monkeypatch.setattr(index, "SEED", index.make_seed(bytes(range(index.SEED_BYTES))))
+    after = EarlyCounts()
+    after.restore(saved["ahead"])
+    assert not after.find_uncounted(locks, tids, since, 2.0).any()
+    counted = np.array([2, 1, 0])
+    after.subtract(locks, tids, counted)
+    assert counted.tolist() == [1, 0, 0]
+    assert len(after) == 1
 
 
 class Kernel:

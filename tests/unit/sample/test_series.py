@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -285,3 +286,11 @@ def test_other_windows_begin_when_they_are_asked_for() -> None:
     series.advance(1200.0)
     assert list(series.current_max("blocked", np.array([row]))) == ["5m"]
     assert series.exported_lines == lines
+
+
+def test_nobody_else_can_compute_the_hash_of_a_label_set() -> None:
+    """Otherwise a user could look for a name whose hash is that of somebody else's label set."""
+    labels = ("shop.service", "shop")
+    public = blake2b("\0".join(labels).encode(), digest_size=8).digest()
+    assert hash_labels(labels) == hash_labels(("shop.service", "shop"))
+    assert hash_labels(labels) != int.from_bytes(public, "little")
