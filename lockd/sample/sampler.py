@@ -593,6 +593,7 @@ class Sampler:
         alive, self._alive = set(self._alive.tolist()), self._last_seen
         self._processes.keep(alive)
         self._collector.forget_vanished(self._processes.is_gone)
+        self._identities.keep(alive)
         # A process that the filter now leaves out counts like one that has ended.
         identified = [self._identities.identify_process(tgid, 0) for tgid in alive]
         self._presence.note({name for name, is_wanted in identified if is_wanted}, now)

@@ -91,7 +91,23 @@ class Identities:
             learnt = np.array([self._learn(who[i]) for i in positions], np.int64)
             self._index.add(fresh, learnt)
             numbers = self._index.find(keys)
+        self._is_recent[numbers] = True
         return numbers
+
+    def keep(self, alive: set[int]) -> None:
+        """Forget the identities of processes that are not in `alive` and had no entry since the last call.
+
+        Process ids are used again. Where controllers are those of cgroup v1, the next process with the id can
+        have an equal `struct who` and be in another unit. Entries of a process that has just ended may still
+        come, when procfs can tell its unit no more. The numbers of what is forgotten are not used again, so
+        that arrays which refer to them stay right.
+        """
+        is_kept = self._is_recent[: self._count].copy()
+        is_kept |= np.isin(self._tgids[: self._count], np.fromiter(alive, np.int64, len(alive)))
+        is_kept[OVERFLOWED] = True
+        self._index.keep(is_kept)
+        self._by_who.clear()
+        self._is_recent[:] = False
 
     def set_filter(self, wanted: Filter) -> None:
         """Apply another filter to everything that is counted from now on."""
@@ -114,6 +130,7 @@ class Identities:
             (number,) = self.numbers(who.reshape(1)).tolist()
             if len(self._by_who) < MAX_IDENTITIES and not _has_only_id(who):
                 self._by_who[key] = number
+        self._is_recent[number] = True
         return self.names[number], bool(self.is_wanted[number])
 
     def _keys_by_name(self, tgids: npt.NDArray[Any]) -> Hashes:
@@ -130,7 +147,7 @@ class Identities:
             name = self._processes.learn(
                 tgid, int(who["cgroup"]), bytes(who["comm"]), bool(who["kernel_thread"])
             )
-        return self._add(name, self._filter.is_wanted(tgid, name))
+        return self._add(tgid, name, self._filter.is_wanted(tgid, name))
 
     def _forget(self) -> None:
         self._index.clear()
@@ -143,16 +160,23 @@ class Identities:
         self.codes: Hashes = np.zeros(FIRST_ROOM, np.uint64)
         """Hash of each identity's (unit, comm)."""
         self.is_wanted: npt.NDArray[np.bool_] = np.zeros(FIRST_ROOM, np.bool_)
-        self._add((OTHER, OTHER), is_wanted=True)
+        self._tgids: Rows = np.zeros(FIRST_ROOM, np.int64)
+        """Process id of each identity."""
+        self._is_recent: npt.NDArray[np.bool_] = np.zeros(FIRST_ROOM, np.bool_)
+        """Whether each identity had an entry since the last call of keep()."""
+        self._add(0, (OTHER, OTHER), is_wanted=True)
 
-    def _add(self, name: Name, is_wanted: bool) -> int:
+    def _add(self, tgid: int, name: Name, is_wanted: bool) -> int:
         number = self._count
         self._count += 1
         if number == len(self.codes):
             self.names = np.concatenate([self.names, np.empty_like(self.names)])
             self.codes = np.concatenate([self.codes, np.zeros_like(self.codes)])
             self.is_wanted = np.concatenate([self.is_wanted, np.zeros_like(self.is_wanted)])
+            self._tgids = np.concatenate([self._tgids, np.zeros_like(self._tgids)])
+            self._is_recent = np.concatenate([self._is_recent, np.zeros_like(self._is_recent)])
         self.names[number] = name
         self.codes[number] = hash_labels(name)
         self.is_wanted[number] = is_wanted
+        self._tgids[number] = tgid
         return number

@@ -25,6 +25,7 @@ from lockd.sample.aggregates.identities import Filter
 from lockd.sample.locks.runtimes import HOTSPOT
 from lockd.sample.sampler import Sampler, SamplerSettings
 from tests.support.busy_host import FUTEX, FUTEX_KEY
+from tests.support.kernel_hold_host import WHO
 from tests.support.maps import Map
 from tests.support.small_procfs import Procfs
 
@@ -210,6 +211,22 @@ def test_the_entry_that_another_thread_has_got_stays(
     assert GONE in threads.threads["tgid"], "it is gone for the first time"
     keep_house(sampler)
     assert GONE not in threads.threads["tgid"]
+
+
+def test_a_process_that_gets_the_id_of_one_that_has_ended_has_its_own_unit(
+    sampler: Sampler, threads: Threads, procfs: Procfs
+) -> None:
+    """On a host with cgroup v1 both can have the same cgroup id, so that their events look alike."""
+    event = np.zeros(1, WHO)
+    event["tgid"], event["cgroup"], event["comm"] = TGID, 1, b"shop"
+    procfs.add(TGID, b"shop", cgroup=b"4:memory:/system.slice/first.service\n0::/\n")
+    assert sampler._identities.identify_thread(event[0])[0] == ("first.service", "shop")
+    threads.threads = threads.threads[1:]
+    procfs.remove(TGID)
+    keep_house(sampler)
+    keep_house(sampler)
+    procfs.add(TGID, b"shop", cgroup=b"4:memory:/system.slice/second.service\n0::/\n")
+    assert sampler._identities.identify_thread(event[0])[0] == ("second.service", "shop")
 
 
 @pytest.mark.parametrize("address", [0, 0x1000])

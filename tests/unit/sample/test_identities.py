@@ -14,6 +14,7 @@ from lockd.names.labels.units import Units
 from lockd.sample.aggregates import identities
 from lockd.sample.aggregates.identities import Filter, Identities
 from tests.support.kernel_hold_host import WHO
+from tests.support.small_procfs import Procfs
 
 
 def who(tgid: int, comm: bytes, cgroup: int = 5, thread: bytes = b"thread") -> Any:
@@ -70,3 +71,42 @@ def test_what_is_remembered_has_a_bound(known: Identities, monkeypatch: pytest.M
     for number in range(100):
         assert known.identify_thread(who(number, b"shop")[0]) == (("", "shop"), True)
         assert len(known._by_who) <= 10
+
+
+SERVICE = b"4:memory:/system.slice/%s.service\n0::/\n"
+"""The cgroups of a process in a service of a host with cgroup v1, where the unified hierarchy is not used."""
+
+
+def test_a_process_that_gets_the_id_of_another_one_has_its_own_unit(procfs: Procfs) -> None:
+    """On such a host both have the same cgroup id, so that their events look alike."""
+    known = Identities(Processes(Units(procfs.root), procfs.root), Filter())
+    event, other = who(7, b"shop"), who(8, b"shop")
+    procfs.add(7, b"shop", cgroup=SERVICE % b"first")
+    procfs.add(8, b"shop", cgroup=SERVICE % b"other")
+    (number,), _ = known.numbers(event), known.numbers(other)
+    names, first = known.names, ("first.service", "shop")
+    assert names[number] == first
+    procfs.remove(7)
+    known._processes.keep({8})
+    known.keep({8})
+    assert known.identify_thread(event[0])[0] == first, "events of its last moments come later"
+    for _ in range(2):
+        known._processes.keep({8})
+        known.keep({8})
+    procfs.add(7, b"shop", cgroup=SERVICE % b"second")
+    assert known.identify_thread(event[0])[0] == ("second.service", "shop")
+    (renewed,), (kept,) = known.numbers(event), known.numbers(other)
+    assert known.names[renewed] == ("second.service", "shop")
+    assert known.names[kept] == ("other.service", "shop")
+    assert names[number] == known.names[number] == first, "rows that have the number may still be there"
+
+
+def test_more_processes_than_there_is_room_for_at_first_are_kept_and_forgotten(procfs: Procfs) -> None:
+    known = Identities(Processes(Units(procfs.root), procfs.root), Filter())
+    events = np.concatenate([who(tgid, b"shop") for tgid in range(1, 1001)])
+    before = known.numbers(events)
+    for _ in range(2):
+        known.keep(set(range(1, 501)))
+    after = known.numbers(events)
+    assert (before[:500] == after[:500]).all()
+    assert not np.isin(after[500:], before).any()
