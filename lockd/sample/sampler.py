@@ -122,9 +122,10 @@ class Sampler:
         self._identities = Identities(self._processes, settings.filter)
         share, blocked = settings.namer_share, self._collector.blocked_processes
         self._resolver = Resolver(procfs, blocked, settings.parked, share)
-        self.contention = ContentionTables(
-            self._processes.thread_comm, MOST_ROWS + max(2 * self._collector.largest, HELD_BACK_ROWS)
-        )
+        # A survey adds at once what each thread waits for: a lock, and being off the CPU.
+        waits = 2 * self._collector.capacities["threads"]
+        at_once = max(2 * self._collector.largest, HELD_BACK_ROWS, waits)
+        self.contention = ContentionTables(self._processes.thread_comm, MOST_ROWS + at_once)
         self._limits = settings.limits
         self._presence = Presence()
         self._user_locks: UserLocks | None = None

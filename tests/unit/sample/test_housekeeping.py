@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ class Threads(HashMap):
     """A map of threads with made-up content. Threads of `busy` processes switch between any two reads."""
 
     def __init__(self) -> None:
-        self.name, self.entries = "threads", 1024
+        self.name, self.entries = "threads", 1 << 16
         self.threads = np.zeros(0, THREAD)
         self.busy: set[int] = set()
         self.reads = 0
@@ -242,3 +242,28 @@ def test_a_survey_for_deadlocks_reads_threads_again_only_if_one_waits_for_a_lock
     sampler._survey(time.monotonic(), is_whole=False)
     assert not sampler._deadlocks.has_waits, "an entry that changes is not believed"
     assert set(sampler._last_seen.tolist()) == {TGID, OTHER, 90}
+
+
+def test_a_survey_of_all_threads_pushes_no_active_thread_out(sampler: Sampler, threads: Threads) -> None:
+    """On a host where as many threads wait as the programs know, all are noted at once in every survey."""
+    detail = sampler.contention
+    kind_names = np.array(["lock"], object)
+
+    def note(program: str, tids: Any, now: float) -> Any:
+        who = np.zeros(len(tids), [("tgid", np.uint32), ("thread_comm", "S16")])
+        processes = np.empty(len(tids), object)
+        processes[:] = [("shop.service", "shop")] * len(tids)
+        waits = SimpleNamespace(tids=tids, who=who, codes=np.ones(len(tids)), processes=processes)
+        kinds = np.zeros(len(tids), np.int64)
+        return detail.thread_rows(program, cast(Any, waits), kinds, kind_names, now)
+
+    active = np.array([7])
+    ones = np.ones(1, np.int64)
+    detail.add_waits(detail.threads, note("futex", active, 1.0), 1000 * ones, ones, 1000 * ones)
+    assert len(detail.threads.used) == 64, "a table has only the rows that it needs"
+    waiting = 100 + np.arange(threads.entries)
+    for survey in (2.0, 3.0):
+        for program in ("futex", "offcpu"):
+            note(program, waiting, survey)
+    (row,) = note("futex", active, 4.0)
+    assert detail.threads["blocked_ns"][row] == 1000
