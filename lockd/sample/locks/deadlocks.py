@@ -50,6 +50,9 @@ SOON_NS = 500_000_000
 """Nanoseconds from one check to a check that is wanted soon; else there is one check in a second."""
 NEVER = 1 << 62
 """A time in the far future (monotonic clock in ns)."""
+MOST_SAVED = 1000
+"""Reported deadlocks that are saved at most. All that exist are saved even if they are more; those that only
+earlier samplers have seen have the rest."""
 MESSAGE_ID = "6a1c0f3f4b6e4d0e9f0b7c9a52d1e8b4"
 """Message id of a deadlock in the journal: `journalctl MESSAGE_ID=...` lists them."""
 
@@ -173,8 +176,8 @@ class Deadlocks:
         """When this LOG_PERIOD_NS ends (monotonic clock in ns)."""
         self._next_report = NEVER
         """When a known deadlock is to be reported or logged (monotonic clock in ns)."""
-        self._reported_before: set[frozenset[tuple[int, int]]] = set()
-        """Deadlocks that another sampler reported, in the form of the keys of `_known`."""
+        self._reported_before: dict[frozenset[tuple[int, int]], None] = {}
+        """Deadlocks that other samplers reported, in the form of the keys of `_known`, the latest first."""
         self._held: dict[Lock, _Held] = {}
         """What was last read of each lock that is waited for."""
 
@@ -371,16 +374,22 @@ class Deadlocks:
         ]
 
     def save(self) -> dict[str, Any]:
-        """Return what was counted and which deadlocks were reported, for restore()."""
-        reported = [deadlock for deadlock in self._known.values() if deadlock.is_reported]
-        rings = [[(wait.tid, wait.since) for wait in deadlock.threads] for deadlock in reported]
+        """Return what was counted and which deadlocks were reported, for restore().
+
+        Those that other samplers reported are among them: this one may not have found them again yet.
+        """
+        reported = [key for key, deadlock in self._known.items() if deadlock.is_reported]
+        before = [key for key in self._reported_before if key not in self._known]
+        reported += before[: max(MOST_SAVED - len(reported), 0)]
+        rings = [list(key) for key in reported]
         return {"found": list(self._counts.items()), "skipped": self._skipped, "reported": rings}
 
     def restore(self, head: dict[str, Any]) -> None:
         """Go on with what save() of another sampler returned. Deadlocks are not reported a second time."""
         self._counts = Counter({(unit, comm): count for (unit, comm), count in head["found"]})
         self._skipped = head["skipped"]
-        self._reported_before = {frozenset((tid, since) for tid, since in ring) for ring in head["reported"]}
+        rings = (frozenset((tid, since) for tid, since in ring) for ring in head["reported"])
+        self._reported_before = dict.fromkeys(rings)
 
     def export(self, block: Block) -> None:
         """Write the metrics to a block."""

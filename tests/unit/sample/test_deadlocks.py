@@ -24,6 +24,7 @@ from lockd.sample.locks.deadlocks import (
     MOST_ASKED,
     MOST_LOGGED,
     MOST_NAMES,
+    MOST_SAVED,
     MOST_SHOWN,
     NEVER,
     SOON_NS,
@@ -369,6 +370,41 @@ def test_another_filter_applies_to_a_deadlock_that_is_known(caplog: pytest.LogCa
         assert bench.tids == tids
         assert len(bench.deadlocks.save()["reported"]) == 1
         assert metrics(bench)["found"] == len(caplog.records) == 1
+
+
+def started_again(bench: Bench) -> Bench:
+    """Return what a start makes of the bench: the state is saved, and another process restores it."""
+    saved, _ = unpack(memoryview(pack(bench.deadlocks.save(), {})))
+    after = Bench(bench.owners)
+    after.deadlocks.restore(saved)
+    return after
+
+
+def test_a_deadlock_is_told_once_over_two_starts_in_quick_succession(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The second start comes before the first one has found the deadlock again."""
+    owners, waits = ring(2)
+    bench = Bench(owners)
+    bench.look(START + 2 * LASTING_NS, *waits)
+    bench.look(START + 3 * LASTING_NS, *waits)
+    assert metrics(bench)["found"] == len(caplog.records) == 1
+    identifier = bench.rows(START)[0]["id"]
+    bench = started_again(started_again(bench))
+    bench.look(START + 4 * LASTING_NS, *waits)
+    bench.look(START + 5 * LASTING_NS, *waits)
+    assert bench.tids == [[1, 2]]
+    assert bench.rows(START)[0]["id"] == identifier
+    assert metrics(bench)["found"] == len(caplog.records) == 1
+
+
+def test_deadlocks_that_earlier_samplers_reported_are_forgotten_some_day() -> None:
+    bench = Bench()
+    for start in range(3):
+        rings = [[(tid, START + start)] for tid in range(MOST_SAVED)]
+        saved = bench.deadlocks.save()
+        bench.deadlocks.restore({**saved, "reported": rings + saved["reported"]})
+        assert bench.deadlocks.save()["reported"] == rings
 
 
 def test_two_at_a_time_and_a_thread_that_leads_to_one() -> None:
