@@ -19,8 +19,9 @@ The parts are: the words described below, two places that hold the counts by tur
 """
 DRAINING, NUMBERS, LENGTHS = 0, 1, 3
 """Positions of the words in the first part. NUMBERS and LENGTHS have one word for each of the two places."""
-LARGEST = 48 << 20
-"""Most bytes of a block of counts. With 10,000 lines in /metrics a block has some two million."""
+LARGEST = 512 << 20
+"""Most bytes of a block of counts. With 10,000 lines in /metrics a block has some two million; with a million
+lines, as many as the configuration allows, it has up to 200 bytes for each."""
 
 
 class SavedState:

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockd import messages
+from lockd.columns.wide_sums import WIDE
+from lockd.messages import DIGEST_BYTES
 from lockd.sample import saved_state
 from lockd.sample.drain import Backlog
-from lockd.sample.saved_state import PLACE, SavedState
+from lockd.sample.saved_state import LARGEST, PLACE, SavedState
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.ranking import Presence
 from lockd.sample.series.series import Series
@@ -221,3 +223,39 @@ def test_series_go_on_as_they_were() -> None:
     waits = {labels: numbers[0] for labels, numbers in told(second, 1103.0).items()}
     assert all(waits[labels] >= numbers[0] for labels, numbers in shown.items())
     assert sum(waits.values()) + second.retired_values()["waits_total"] == 100 + 40 + 100
+
+
+MOST_LINES = 1_000_000
+"""The largest value of `series.max`."""
+
+
+@pytest.mark.parametrize("buckets", [1, 7])
+@pytest.mark.parametrize("windows", [1, 4])
+def test_there_is_room_for_as_many_series_as_the_configuration_allows(buckets: int, windows: int) -> None:
+    limits = Limits(
+        max_lines=MOST_LINES,
+        buckets_us=[4**i for i in range(buckets)],
+        windows=tuple((f"{i}m", 60.0 * i) for i in range(1, 1 + windows)),
+    )
+    full = Series(
+        "offcpu",
+        {"slots": (np.int64, (28,)), "sum_ns": WIDE, "waiting": np.int64, "waiting_ns": np.int64},
+        counters={"slots": "seconds_count", "sum_ns": "seconds_sum"},
+        names=(0, 1, 3),
+        lines=limits.histogram_lines + limits.max_gauges,
+        budget=LineBudget(limits),
+        others=3,
+        maxima=("blocked",),
+        windows=dict(limits.windows),
+    )
+    numbers = np.arange(1, 1001)
+    full.rows(
+        numbers.astype(np.uint64),
+        lambda i: (f"{'unit' * 16}{i:06}.service", f"comm{i:011}", "uninterruptible", "memory"),
+        np.ones(len(numbers)),
+        1.0,
+    )
+    assert len(full) == len(numbers)
+    size = len(messages.pack(*full.save())) / full.exported_lines * MOST_LINES
+    assert size <= LARGEST
+    assert LARGEST + DIGEST_BYTES <= PLACE
