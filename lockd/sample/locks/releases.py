@@ -111,6 +111,7 @@ def causes_of(seen: Any, weight_ns: int, reasons: Reasons) -> dict[str, int]:
     """The parts of a sample's weight by what the holder did; `seen` is its `struct release`."""
     times, absence = seen["times"], seen["times"]["absence"]
     known, ready, blocked = (int(times[name]) for name in ("known", "ready", "blocked"))
+    known = max(known, ready + blocked)  # one processor may add to the times while another one reads them
     waited = max(int(seen["waited"]), known)
     facts = int(absence["nr"]), int(absence["state"]), bool(absence["iowait"]), int(absence["detail"])
     reason = LOCK if absence["in_kernel"] else reasons.reason(*facts)

@@ -190,6 +190,7 @@ NANOSLEEP, FSYNC = 35, 74
         (0, (0, 0, 0), (0, 0, 0), {"unknown": 3000}),  # no thread released it
         (90, (100, 0, 100), (NANOSLEEP, 1, 0), {"sleep": 3000}),  # a timeout took a part of `waited` away
         (7, (7, 2, 3), (NANOSLEEP, 1, 0), {"running": 857, "runqueue": 857, "sleep": 1286}),
+        (40, (40, 20, 40), (NANOSLEEP, 1, 0), {"runqueue": 1000, "sleep": 2000}),  # read while it was written
     ],
 )
 def test_a_weight_is_split_by_what_the_holder_did(
