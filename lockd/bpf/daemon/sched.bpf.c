@@ -27,7 +27,6 @@ struct offcpu_value {
     u64 blocked_ns;
     u64 max_blocked_ns;
     u64 run_ns;
-    u64 max_run_ns;
     struct who who;
 };
 
@@ -136,7 +135,6 @@ static __always_inline bool add_to_overflow(int window, struct offcpu_key *key, 
     add_to(&v->blocked_ns, blocked);
     add_to(&v->run_ns, run);
     raise_to(&v->max_blocked_ns, asked_time(blocked, run));
-    raise_to(&v->max_run_ns, run);
     return true;
 }
 
@@ -223,7 +221,6 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
                 .blocked_ns = blocked,
                 .max_blocked_ns = longest,
                 .run_ns = run,
-                .max_run_ns = run,
             };
             bool of_process = is_of_process(t->tgid, t->nr == NR_KERNEL);
             identify(task, &fresh.who);
@@ -241,13 +238,11 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
         add_to(&v->blocked_ns, blocked);
         add_to(&v->run_ns, run);
         raise_to(&v->max_blocked_ns, longest);
-        raise_to(&v->max_run_ns, run);
     } else {
         v->count += 1;
         v->blocked_ns += blocked;
         v->run_ns += run;
         raise_own(&v->max_blocked_ns, longest);
-        raise_own(&v->max_run_ns, run);
     }
 }
 #endif
