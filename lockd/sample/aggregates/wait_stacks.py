@@ -109,8 +109,6 @@ class WaitStacks:
 
         `codes` and `names` are those of the processes, and `reasons` are positions in REASONS.
         """
-        if not len(codes):
-            return
         rows = self._rows(codes, reasons, names)
         self._add_times(rows, blocked_ns, count)
         self.waits += int(count.sum())

@@ -154,11 +154,6 @@ def test_every_wait_of_the_program_is_counted(tmp_path: Path) -> None:
 def test_nothing_at_all() -> None:
     stacks = WaitStacks()
     stacks.add([])
-    stacks.count(
-        np.empty(0, np.uint64),
-        ProcessNames(np.empty(0, object), np.empty(0, np.int64)),
-        *(np.empty(0, np.int64),) * 3,
-    )
     assert block(stacks) == {"functions": [], "stacks": [], "groups": [], "samples": []}
 
 
