@@ -19,12 +19,15 @@ from typing import Any
 import yaml
 
 from bench.host import KILLED_WITH_US, Host, cgroup2, free_port, limited, say
+from bench.prometheus import STEP
 from tests.support.lockd_process import CHECKOUT, Lockd
 from tests.support.workload import BUILD
 
 ROOT = Path(__file__).resolve().parents[1]
 REFUSING = (sys.executable, ROOT / "tests/kernel/refusing.py", "EPERM", "298", "--")
 """The prefix of a command that runs without perf_event_open(2), and so without kprobes."""
+RESTART_SECONDS = 2.0
+"""Seconds from a crash to the next start, as `RestartSec=` of lockd.service."""
 MAXIMUM_SECONDS = 75.0
 """Seconds for which Prometheus shows an ended wait in a maximum over a minute, scrape included."""
 WARNING, CRITICAL = "warning", "critical"
@@ -342,6 +345,19 @@ def down(stage: Stage) -> Iterator[None]:
 
 
 @contextmanager
+def restarts(stage: Stage) -> Iterator[None]:
+    """Four crashes of a daemon, each of which is scraped before the next one."""
+    daemon = stage.daemons["restarts"]
+    for _ in range(4):
+        time.sleep(STEP + 1)
+        daemon.kill()
+        time.sleep(RESTART_SECONDS)
+        daemon.start()
+    stage.page("LockdRestarts", daemon.name)
+    yield
+
+
+@contextmanager
 def hung(stage: Stage) -> Iterator[None]:
     """A stopped sampler: the exporter answers that the sampler does not."""
     process = stage.daemons["hung"].lockd.process
@@ -446,6 +462,8 @@ def faults() -> tuple[Fault, ...]:
             refused_configuration,
             warnings("LockdConfigurationRefused", "refused-configuration"),
         ),
+        # It takes a minute or more to begin.
+        Fault("restarts", restarts, warnings("LockdRestarts", "restarts")),
         # These faults begin after the others.
         Fault("stuck-later", stuck_later, criticals(thread, "a-late"), waits(wait, "a-late"), after=60),
         Fault(
@@ -458,5 +476,14 @@ def faults() -> tuple[Fault, ...]:
     )
 
 
-OF_LOCKD = ("down", "hung", "starved", "small-maps", "missing-hook", "small-budget", "refused-configuration")
+OF_LOCKD = (
+    "down",
+    "restarts",
+    "hung",
+    "starved",
+    "small-maps",
+    "missing-hook",
+    "small-budget",
+    "refused-configuration",
+)
 """The faults of lockd itself. Each is on a host with the name of the fault."""
