@@ -699,11 +699,11 @@ def _lockd() -> Row:
                 "Tick lateness",
                 "How late ticks start. If the sampler uses little CPU time meanwhile (CPU by process), the"
                 " host or its cgroup has none left for it. The alert LockdTicksLate fires when the 99% line"
-                " stays above 50 ms.",
+                " stays above 65.5 ms.",
                 quantiles(lateness),
                 SECONDS,
                 width=8,
-                limits={"orange": 0.05},
+                limits={"orange": 0.065536},
             ),
             graph(
                 "Dropped events",
