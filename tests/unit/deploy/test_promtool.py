@@ -113,19 +113,29 @@ def test_every_query_parses(promtool, tmp_path):
 
 
 def test_a_lock_on_few_of_many_hosts_is_no_alert(promtool, tmp_path):
-    """Three of sixty hosts are 5%, for which there is no alert: it needs more."""
+    """Three of sixty hosts are 5%, for which there is no alert: it needs more.
+
+    There is none for `anon` either, which is the sum of all locks that have no name.
+    """
     series = []
     for host in range(60):
         target = f'job="lockd", instance="{host}"'
         series.append({"series": f"lockd_start_time_seconds{{{target}}}", "values": "1x60"})
-        for lock, hosts in (("few", 3), ("many", 4)):
+        for lock, hosts in (("few", 3), ("many", 4), ("anon", 10), ("other", 10)):
             if host < hosts:
                 labels = f'{target}, unit="u", comm="c", kind="lock", lock="{lock}"'
                 name = f"lockd_futex_lock_blocked_seconds_total{{{labels}}}"
                 series.append({"series": name, "values": "0+30x60"})
-    expected = [{"labels": '{lock="many"}', "value": 1}]
-    query = 'count by (lock) (ALERTS{alertname="LockdLockOnManyHosts", alertstate="firing"})'
-    check(promtool, tmp_path, [RULES, RECORDING], series, [(query, "14m", expected)])
+                labels = f'{target}, unit="u", comm="c", lock_type="mutex", lock="{lock}", site="s"'
+                name = f"lockd_kernel_lock_site_wait_seconds_total{{{labels}}}"
+                series.append({"series": name, "values": "0+30x60"})
+    firing = 'count by (lock) (ALERTS{alertname="LockdLockOnManyHosts", alertstate="firing"})'
+    recorded = 'count by (lock) ({__name__=~"cluster_job_(comm|lock_type)_lock:.+:rate5m"})'
+    queries = [
+        (firing, "14m", [{"labels": '{lock="many"}', "value": 2}]),
+        (recorded, "14m", [{"labels": f'{{lock="{lock}"}}', "value": 2} for lock in ("few", "many")]),
+    ]
+    check(promtool, tmp_path, [RULES, RECORDING], series, queries)
 
 
 # --- the panels --------------------------------------------------------------------------------------------
