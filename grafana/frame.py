@@ -99,12 +99,14 @@ def hosts(*, is_multiple: bool = True) -> Variable:
     )
 
 
-def link(uid: str, title: str, **variables: str) -> d.DashboardLink:
+def link(uid: str, title: str, *kept: str, **variables: str) -> d.DashboardLink:
     """Return a link from a cell of a table to another dashboard.
 
-    The values of `variables` come from the row of the cell, or from this dashboard.
+    The values of `variables` come from the row of the cell. The variables named by `kept` have the values that
+    were chosen on this dashboard, of which there may be several.
     """
-    given = "".join(f"&var-{name}={value}" for name, value in variables.items())
+    given = "".join(f"&${{{name}:queryparam}}" for name in kept)
+    given += "".join(f"&var-{name}={value}" for name, value in variables.items())
     return dashboard.DashboardLink(title).url(f"/d/{uid}?{KEPT}{given}").build()
 
 

@@ -258,7 +258,7 @@ def _hosts() -> Row:
                 ],
                 links={
                     "instance": link(
-                        "lockd-host", "The service on this host", instance=cell("instance"), unit="${unit}"
+                        "lockd-host", "The service on this host", "unit", instance=cell("instance")
                     )
                 },
             ),
