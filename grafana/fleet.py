@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models import dashboard as d
 
-from grafana.frame import board, cell, fleet, link
+from grafana.frame import HOST_COLUMNS, board, cell, fleet, host_link, link
 from grafana.panels import (
     COUNT,
     KINDS,
@@ -22,12 +22,12 @@ from grafana.panels import (
     listing,
     number,
 )
-from grafana.promql import FLEET, longest, select, top, total
+from grafana.promql import BY_HOST, FLEET, longest, select, top, total
 
 NOW = " The numbers are those of the last five minutes of the time range, maxima those of the last minute."
 MEDIAN = (
-    " The ten hosts with most, at each moment. The dashed line is the median of all hosts: whoever is far"
-    " above it is an outlier."
+    " The ten hosts with most, at each moment. The dashed line is the median of all hosts of a"
+    " cluster: whoever is far above it is an outlier."
 )
 
 
@@ -55,13 +55,13 @@ HOST_COUNT = _all("cluster_job:lockd_start_time_seconds:count")
 
 
 def _outliers(metric: str, operation: str) -> dict[str, str]:
-    """Return queries for the hosts with most and for the median host, by legend.
+    """Return queries for the hosts with most and for the median host of each cluster, by legend.
 
     They read recorded series, so that they cost the same for any fleet.
     """
     return {
-        "{{instance}}": top(total("instance", _all(f"cluster_job_instance:{metric}:topk_{operation}"))),
-        "median": _all(f"cluster_job:{metric}:quantile_{operation}"),
+        "{{cluster}} {{instance}}": top(_all(f"cluster_job_instance:{metric}:topk_{operation}")),
+        "{{cluster}} median": _all(f"cluster_job:{metric}:quantile_{operation}"),
     }
 
 
@@ -116,49 +116,48 @@ def _right_now() -> Row:
 
 
 def _hosts() -> Row:
-    by_host = "job, instance"
     return Row(
         "Which hosts wait",
         [
             listing(
                 "Hosts",
                 "One line per host, most time blocked on user-space locks first; click a heading to sort by"
-                " another column. 'Times median' compares this time with the median host of the same job: the"
+                " another column. 'Times median' compares this time with the median host of its cluster: the"
                 " same load on all hosts gives 1. It is empty while the median host does not wait at all."
                 + NOW
                 + " A click on a host shows it.",
-                {"instance": "Host", "job": "Job"},
+                HOST_COLUMNS,
                 [
-                    Value("User locks", total(by_host, USER_LOCKS), SECONDS_PER_SECOND),
+                    Value("User locks", total(BY_HOST, USER_LOCKS), SECONDS_PER_SECOND),
                     Value(
                         "Times median",
                         total(
-                            by_host,
+                            BY_HOST,
                             f"{USER_LOCKS} / on (cluster, job) group_left ()"
                             f" (quantile by (cluster, job) (0.5, {USER_LOCKS}) > 0)",
                         ),
                         TIMES,
                         {"orange": 3, "red": 10},
                     ),
-                    Value("Kernel locks", total(by_host, KERNEL_LOCKS), SECONDS_PER_SECOND),
-                    Value("Run queue", total(by_host, RUN_QUEUE), SECONDS_PER_SECOND),
+                    Value("Kernel locks", total(BY_HOST, KERNEL_LOCKS), SECONDS_PER_SECOND),
+                    Value("Run queue", total(BY_HOST, RUN_QUEUE), SECONDS_PER_SECOND),
                     Value(
-                        "Longest user-lock wait", longest(by_host, USER_MAXIMUM), MICROSECONDS, WAIT_LIMITS
+                        "Longest user-lock wait", longest(BY_HOST, USER_MAXIMUM), MICROSECONDS, WAIT_LIMITS
                     ),
                     Value(
                         "Longest kernel-lock wait",
-                        longest(by_host, KERNEL_MAXIMUM),
+                        longest(BY_HOST, KERNEL_MAXIMUM),
                         MICROSECONDS,
                         WAIT_LIMITS,
                     ),
                     Value(
                         "Waiting now",
-                        total(by_host, _all("cluster_job_instance:lockd_futex_waiting:sum")),
+                        total(BY_HOST, _all("cluster_job_instance:lockd_futex_waiting:sum")),
                         COUNT,
                     ),
-                    Value("Deadlocks", total(by_host, _all("lockd_deadlocks")) + " > 0", COUNT, {"red": 1}),
+                    Value("Deadlocks", total(BY_HOST, _all("lockd_deadlocks")) + " > 0", COUNT, {"red": 1}),
                 ],
-                links={"instance": link("lockd-host", "This host", instance=cell("instance"))},
+                links={"instance": host_link("This host")},
             ),
             graph(
                 "Time blocked on user locks, by host",
@@ -312,8 +311,8 @@ def _lockd() -> Row:
                 "Share of the time in which lockd left out detail to keep to its CPU budget. Names of locks"
                 " and processes are missing then; totals stay exact.",
                 {
-                    "{{instance}}": top(
-                        total("instance", _all("cluster_job_instance:lockd_restraint_seconds:rate5m"))
+                    "{{cluster}} {{instance}}": top(
+                        _all("cluster_job_instance:lockd_restraint_seconds:rate5m")
                     )
                 },
                 SHARE,
@@ -325,11 +324,8 @@ def _lockd() -> Row:
                 "Events that no series counts, by host and reason. Recursion and return_missed are events"
                 " that the kernel itself leaves out; all others deserve a look at the host.",
                 {
-                    "{{instance}} {{reason}}": top(
-                        total(
-                            "instance, reason",
-                            _all("cluster_job_instance_reason:lockd_dropped_events:rate5m"),
-                        )
+                    "{{cluster}} {{instance}} {{reason}}": top(
+                        _all("cluster_job_instance_reason:lockd_dropped_events:rate5m")
                     )
                 },
                 PER_SECOND,
@@ -351,7 +347,7 @@ def _lockd() -> Row:
                 [
                     Value(
                         "Hosts",
-                        f"count by (program, hook) ({longest('job, instance, program, hook', missing)} == 0)",
+                        f"count by (program, hook) ({longest(f'{BY_HOST}, program, hook', missing)} == 0)",
                         COUNT,
                     )
                 ],
@@ -362,17 +358,17 @@ def _lockd() -> Row:
                 "Configurations not in force",
                 "Hosts on which the last reload found an error (0), so that a previous configuration is in"
                 " force. A host is in this list until a reload succeeds.",
-                {"instance": "Host", "job": "Job"},
+                HOST_COLUMNS,
                 [
                     Value(
                         "Last reload",
-                        longest("job, instance", _all("lockd_config_last_reload_successful")) + " == 0",
+                        longest(BY_HOST, _all("lockd_config_last_reload_successful")) + " == 0",
                         LEVEL,
                     )
                 ],
                 width=8,
                 height=8,
-                links={"instance": link("lockd-host", "This host", instance=cell("instance"))},
+                links={"instance": host_link("This host")},
                 states={0: ("refused", "red")},
             ),
         ],

@@ -18,8 +18,10 @@ TITLES = {
     "lockd-lock": "lockd: lock",
 }
 """The titles of all dashboards, by uid."""
-KEPT = "${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}&${__url_time_range}"
-"""What every link carries besides the variables that it sets."""
+KEPT = ("datasource", "cluster", "job")
+"""The variables that a link keeps as they were chosen, besides the time range, unless it sets them."""
+HOST_COLUMNS = {"instance": "Host", "cluster": "Cluster", "job": "Job"}
+"""The columns of a table with one line per host. There is no column for a label that no target has."""
 
 # Every lockd has one series of this metric, so queries of variables stay cheap on a large fleet.
 HOSTS_OF = "lockd_start_time_seconds"
@@ -102,12 +104,21 @@ def hosts(*, is_multiple: bool = True) -> Variable:
 def link(uid: str, title: str, *kept: str, **variables: str) -> d.DashboardLink:
     """Return a link from a cell of a table to another dashboard.
 
-    The values of `variables` come from the row of the cell. The variables named by `kept` have the values that
-    were chosen on this dashboard, of which there may be several.
+    The values of `variables` come from the row of the cell. The variables named by `kept` have the values
+    that were chosen on this dashboard, of which there may be several.
     """
-    given = "".join(f"&${{{name}:queryparam}}" for name in kept)
-    given += "".join(f"&var-{name}={value}" for name, value in variables.items())
-    return dashboard.DashboardLink(title).url(f"/d/{uid}?{KEPT}{given}").build()
+    parts = [f"${{{name}:queryparam}}" for name in (*KEPT, *kept) if name not in variables]
+    parts += ["${__url_time_range}", *(f"var-{name}={value}" for name, value in variables.items())]
+    return dashboard.DashboardLink(title).url(f"/d/{uid}?{'&'.join(parts)}").build()
+
+
+def host_link(title: str, *kept: str, **variables: str) -> d.DashboardLink:
+    """Return a link from a row about a host, with HOST_COLUMNS, to the dashboard of that host.
+
+    Where targets have no label cluster, its value is empty, which matches series without that label.
+    """
+    host = {label: cell(label) for label in ("cluster", "job", "instance")}
+    return link("lockd-host", title, *kept, **host, **variables)
 
 
 def cell(label: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models import dashboard as d
 
-from grafana.frame import ANY, board, cell, choice, fleet, hosts, link
+from grafana.frame import ANY, HOST_COLUMNS, board, cell, choice, fleet, host_link, hosts, link
 from grafana.panels import (
     COUNT,
     MICROSECONDS,
@@ -22,6 +22,7 @@ from grafana.panels import (
     waits,
 )
 from grafana.promql import (
+    BY_HOST,
     CONTENTION,
     FLEET,
     HOSTS,
@@ -102,8 +103,8 @@ def _held(by: str) -> str:
 
 
 def _lock() -> Row:
-    seconds = _either("instance", BLOCKED, WAITED)
-    count = _either("instance", BLOCKED_WAITS, KERNEL_WAITS)
+    seconds = _either(BY_HOST, BLOCKED, WAITED)
+    count = _either(BY_HOST, BLOCKED_WAITS, KERNEL_WAITS)
     return Row(
         "$lock",
         [
@@ -143,7 +144,7 @@ def _lock() -> Row:
             graph(
                 "Time blocked, by host",
                 "Here or everywhere? The dashed line is the median host." + PER_THREAD,
-                {"{{instance}}": top(seconds), "median": f"quantile(0.5, {seconds})"},
+                {"{{cluster}} {{instance}}": top(seconds), "median": f"quantile(0.5, {seconds})"},
                 SECONDS_PER_SECOND,
                 reference="median",
             ),
@@ -151,7 +152,7 @@ def _lock() -> Row:
                 "Mean wait, by host",
                 "Few, long waits: the holder keeps the lock too long, perhaps while it does input or output."
                 " Many, short waits: too many threads want it.",
-                {"{{instance}}": top(f"{seconds} / ({count} > 0)")},
+                {"{{cluster}} {{instance}}": top(f"{seconds} / ({count} > 0)")},
                 SECONDS,
                 is_logarithmic=True,
             ),
@@ -159,13 +160,13 @@ def _lock() -> Row:
                 "Longest wait, by host",
                 "The largest single wait that ended in the last minute or was still going on. A straight"
                 " climb is one thread that waits and waits." + USER_ONLY,
-                {"{{instance}}": top(longest("instance", peak(MAXIMUM)))},
+                {"{{cluster}} {{instance}}": top(longest(BY_HOST, peak(MAXIMUM)))},
             ),
             graph(
                 "Threads that want it, by host",
                 "Distinct threads that were blocked on the lock in the last minute. A convoy has many."
                 + USER_ONLY,
-                {"{{instance}}": top(total("instance", THREADS))},
+                {"{{cluster}} {{instance}}": top(total(BY_HOST, THREADS))},
                 COUNT,
             ),
         ],
@@ -173,9 +174,9 @@ def _lock() -> Row:
 
 
 def _who() -> Row:
-    process = "instance, unit, comm"
-    holder, by_host_of = "holder, comm", "instance, holder, comm"
-    by_host = total("instance, lock_type, site", range_rate(WAITED))
+    process = f"{BY_HOST}, unit, comm"
+    holder, by_host_of = "holder, comm", f"{BY_HOST}, holder, comm"
+    by_host = total(f"{BY_HOST}, lock_type, site", range_rate(WAITED))
     seconds = total(process, range_rate(BLOCKED))
     kernel_seconds = total(process, range_rate(WAITED))
     count = total(process, range_rate(BLOCKED_WAITS))
@@ -188,7 +189,7 @@ def _who() -> Row:
                 "One line per host and process, most time first, over the time range of the dashboard. Which"
                 " thread holds the lock is not in the metrics: while threads wait, /api/v1/locks on the host"
                 " and `lockd top` name it.",
-                {"instance": "Host", "unit": "Unit", "comm": "Process"},
+                {**HOST_COLUMNS, "unit": "Unit", "comm": "Process"},
                 [
                     Value("Blocked", f"({seconds} or {kernel_seconds}) > 0", SECONDS_PER_SECOND),
                     Value("Waits", f"({count} or {kernel_count}) > 0", PER_SECOND),
@@ -201,7 +202,7 @@ def _who() -> Row:
                     Value("Waiting now", total(process, WAITING) + " > 0", COUNT),
                 ],
                 links={
-                    "instance": link("lockd-host", "This host", instance=cell("instance"), unit=cell("unit")),
+                    "instance": host_link("This host", unit=cell("unit")),
                     "unit": link("lockd-service", "This service", unit=cell("unit")),
                 },
             ),

@@ -6,6 +6,8 @@ CLUSTER = 'cluster=~"$cluster"'
 FLEET = f'{CLUSTER}, job=~"$job"'
 HOSTS = f'{FLEET}, instance=~"$instance"'
 HOST = f'{FLEET}, instance="$instance"'
+BY_HOST = "cluster, job, instance"
+"""The labels that tell hosts apart: those of several clusters may have the same names."""
 UNIT = 'unit=~"$unit"'
 PROCESSES = 'unit=~"$unit", comm=~"$comm"'
 CONTENTION = 'kind=~"lock|pi"'

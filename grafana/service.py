@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models import dashboard as d
 
-from grafana.frame import board, cell, choice, fleet, hosts, link
+from grafana.frame import HOST_COLUMNS, board, cell, choice, fleet, host_link, hosts, link
 from grafana.panels import (
     COUNT,
     KINDS,
@@ -24,6 +24,7 @@ from grafana.panels import (
     waits,
 )
 from grafana.promql import (
+    BY_HOST,
     CONTENTION,
     FLEET,
     HOSTS,
@@ -83,7 +84,7 @@ def _right_now() -> Row:
             number(
                 "Hosts",
                 "Hosts on which threads of the service run.",
-                f"count({total('instance', rate(_its('lockd_offcpu_runqueue_seconds_count')))} > 0)",
+                f"count({total(BY_HOST, rate(_its('lockd_offcpu_runqueue_seconds_count')))} > 0)",
             ),
             number(
                 "Threads waiting for a user lock",
@@ -168,7 +169,7 @@ def _locks() -> Row:
                     ),
                     Value(
                         "Hosts",
-                        f"count by ({lock}) ({total('instance, ' + lock, range_rate(blocked))} > 0)",
+                        f"count by ({lock}) ({total(f'{BY_HOST}, {lock}', range_rate(blocked))} > 0)",
                         COUNT,
                     ),
                 ],
@@ -229,7 +230,7 @@ def _locks() -> Row:
 
 
 def _hosts() -> Row:
-    blocked = total("instance", rate(_its("lockd_futex_blocked_seconds_sum", CONTENTION)))
+    blocked = total(BY_HOST, rate(_its("lockd_futex_blocked_seconds_sum", CONTENTION)))
     return Row(
         "Which hosts",
         [
@@ -237,37 +238,33 @@ def _hosts() -> Row:
                 "The service on its hosts",
                 "One line per host, most time blocked on user-space locks first, over the time range of the"
                 " dashboard. A click on a host shows the service there.",
-                {"instance": "Host"},
+                HOST_COLUMNS,
                 [
                     Value(
                         "User locks",
-                        total("instance", range_rate(_its("lockd_futex_blocked_seconds_sum", CONTENTION))),
+                        total(BY_HOST, range_rate(_its("lockd_futex_blocked_seconds_sum", CONTENTION))),
                         SECONDS_PER_SECOND,
                     ),
                     Value(
                         "Kernel locks",
-                        total("instance", range_rate(_its("lockd_kernel_lock_wait_seconds_sum"))),
+                        total(BY_HOST, range_rate(_its("lockd_kernel_lock_wait_seconds_sum"))),
                         SECONDS_PER_SECOND,
                     ),
                     Value(
                         "Run queue",
-                        total("instance", range_rate(_its("lockd_offcpu_runqueue_seconds_sum"))),
+                        total(BY_HOST, range_rate(_its("lockd_offcpu_runqueue_seconds_sum"))),
                         SECONDS_PER_SECOND,
                     ),
-                    Value("Waiting now", total("instance", _its("lockd_futex_waiting", CONTENTION)), COUNT),
+                    Value("Waiting now", total(BY_HOST, _its("lockd_futex_waiting", CONTENTION)), COUNT),
                 ],
-                links={
-                    "instance": link(
-                        "lockd-host", "The service on this host", "unit", instance=cell("instance")
-                    )
-                },
+                links={"instance": host_link("The service on this host", "unit")},
             ),
             graph(
                 "Time blocked on user locks, by host",
                 "The dashed line is the median host of the service: whoever is far above it is an outlier."
                 + PER_THREAD
                 + KINDS,
-                {"{{instance}}": top(blocked), "median": f"quantile(0.5, {blocked})"},
+                {"{{cluster}} {{instance}}": top(blocked), "median": f"quantile(0.5, {blocked})"},
                 SECONDS_PER_SECOND,
                 reference="median",
             ),
@@ -275,8 +272,8 @@ def _hosts() -> Row:
                 "Longest user-lock wait, by host",
                 "The largest single wait that ended in the last minute or was still going on." + KINDS,
                 {
-                    "{{instance}}": top(
-                        longest("instance", peak(_its("lockd_futex_max_blocked_us", CONTENTION, MINUTE)))
+                    "{{cluster}} {{instance}}": top(
+                        longest(BY_HOST, peak(_its("lockd_futex_max_blocked_us", CONTENTION, MINUTE)))
                     )
                 },
             ),
