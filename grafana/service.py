@@ -330,10 +330,11 @@ def _objective() -> Row:
         [
             graph(
                 "Blocked time and its objective",
-                "Time that threads of the service are blocked on user-space locks, in the mean of its hosts."
-                " The dashed lines are the objectives." + needs,
+                "Time that threads of the service are blocked on user-space locks, in the mean of its hosts"
+                " in a cluster: what the alert LockdObjectiveBurn compares. The dashed lines are the"
+                " objectives." + needs,
                 {
-                    "{{unit}}": f"avg by (unit) ({blocked}) and on (unit) {objective}",
+                    "{{cluster}} {{unit}}": f"{blocked} and on (unit) {objective}",
                     "{{unit}}, objective": objective,
                 },
                 SECONDS_PER_SECOND,
@@ -344,7 +345,7 @@ def _objective() -> Row:
                 "How many times faster than the objective allows its budget is used up. At 1 it lasts just as"
                 " long as it should. The dashed lines are the limits of the alert LockdObjectiveBurn: 6 over"
                 " six hours, 14.4 over one hour." + needs,
-                {"{{unit}}, one hour": burn(1), "{{unit}}, six hours": burn(6)},
+                {"{{cluster}} {{unit}}, one hour": burn(1), "{{cluster}} {{unit}}, six hours": burn(6)},
                 TIMES,
                 limits={"orange": 6, "red": 14.4},
             ),

@@ -35,6 +35,8 @@ MATCHER = re.compile(r'\s*([a-zA-Z_]\w*)\s*(=~|!~|!=|=)\s*"([^"]*)"\s*(?:,|$)')
 AGGREGATION = re.compile(
     r"\b(?:sum|min|max|avg|count|group|topk|bottomk|quantile)\s+by\s*\(([^()]*)\)\s*\((?:[0-9.]+, )?"
 )
+OTHER_OPERAND = re.compile(r"\sand on |\sgroup_left ")
+"""The beginning of an operand that gives the result no labels."""
 WITHOUT_LABELS = re.compile(r"\(*(?:sum|min|max|avg|count|quantile)\(")
 MATCHING = re.compile(r"\b(?:on|ignoring|group_left|group_right)\s*\(([^()]*)\)")
 
@@ -195,6 +197,8 @@ def aggregations(expr):
 def result_labels(expr):
     if WITHOUT_LABELS.match(expr):
         return set()
+    if not AGGREGATION.match(expr.lstrip("(\n ")):
+        expr, *_ = OTHER_OPERAND.split(expr)
     found = aggregations(expr)
     if found and "group_right" not in expr:
         return set(found[0][0]) - {"le"}

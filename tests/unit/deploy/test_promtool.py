@@ -279,5 +279,33 @@ def test_idle_workers_appear_in_no_contention_panel(promtool, tmp_path, kind):
     check_panels(promtool, tmp_path, growing(metrics, kind=kind), idle, objectives=())
 
 
+def panel_query(uid, title, ref="A"):
+    """The query of a panel, with what a user has chosen in place of the variables."""
+    (expr,) = [
+        target["expr"]
+        for board, _, panel, target in panel_queries()
+        if (board, panel["title"], target["refId"]) == (uid, title, ref)
+    ]
+    return asked(expr)
+
+
+def test_blocked_time_and_its_objective_is_by_cluster_as_in_the_alert(promtool, tmp_path):
+    """A cluster that misses its objective is not hidden by another one whose hosts wait little."""
+    series = []
+    for cluster, host, step in (("north", "a", 30), ("south", "b", 3), ("south", "c", 3), ("south", "d", 3)):
+        labels = f'cluster="{cluster}", job="lockd", instance="{host}", unit="some-unit", comm="c"'
+        name = f'lockd_futex_blocked_seconds_sum{{{labels}, kind="lock"}}'
+        series.append({"series": name, "values": f"0+{step}x60"})
+    name = "cluster_job_unit:lockd_futex_blocked_seconds_sum:avg_rate5m"
+    expected = [
+        {"labels": f'{name}{{cluster="{cluster}", job="lockd", unit="some-unit"}}', "value": value}
+        for cluster, value in (("north", 2), ("south", 0.2))
+    ]
+    objectives = tmp_path / "objectives.yml"
+    objectives.write_text(yaml.safe_dump({"groups": [{"name": "objectives", "rules": [OBJECTIVE]}]}))
+    query = panel_query("lockd-service", "Blocked time and its objective")
+    check(promtool, tmp_path, [RECORDING, objectives], series, [(query, "14m", expected)])
+
+
 def test_the_dashboards_were_read():
     assert {uid for uid, *_ in panel_queries()} == set(BOARDS)
