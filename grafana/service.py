@@ -42,6 +42,10 @@ from grafana.promql import (
 )
 
 RECORDED = "cluster_job_unit:lockd"
+UNITS = "|".join(
+    f"{RECORDED}_{of}_seconds_sum:rate5m" for of in ("offcpu_runqueue", "futex_blocked", "kernel_lock_wait")
+)
+"""Metrics of which every unit that lockd sees has one, whichever programs are turned off."""
 ALL_HOSTS = (
     " Over all hosts, whichever are chosen at the top of the dashboard; a point is a mean of five minutes."
 )
@@ -59,7 +63,7 @@ def service_board() -> d.Dashboard:
                 "unit",
                 "Unit",
                 "The service: a systemd unit, or the containers that belong to it.",
-                f"label_values({select(f'{RECORDED}_offcpu_runqueue_seconds_sum:rate5m', FLEET)}, unit)",
+                f'label_values({{__name__=~"{UNITS}", {FLEET}}}, unit)',
                 has_all=False,
             ),
             hosts(),

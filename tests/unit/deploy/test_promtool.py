@@ -307,5 +307,15 @@ def test_blocked_time_and_its_objective_is_by_cluster_as_in_the_alert(promtool, 
     check(promtool, tmp_path, [RECORDING, objectives], series, [(query, "14m", expected)])
 
 
+@pytest.mark.parametrize("metric", ["futex_blocked", "kernel_lock_wait", "offcpu_runqueue"])
+def test_a_service_can_be_chosen_whichever_program_is_on(promtool, tmp_path, metric):
+    labels = 'job="lockd", instance="a", unit="shop.service", comm="shop"'
+    labels += {"futex_blocked": ', kind="lock"', "kernel_lock_wait": ', lock_type="mutex"'}.get(metric, "")
+    series = [{"series": f"lockd_{metric}_seconds_sum{{{labels}}}", "values": "0+1x60"}]
+    ((_, query),) = [one for one in EXPRESSIONS if one[0] == "variable lockd-service unit"]
+    expected = [{"labels": '{unit="shop.service"}', "value": 1}]
+    check(promtool, tmp_path, [RECORDING], series, [(asked(query), "14m", expected)])
+
+
 def test_the_dashboards_were_read():
     assert {uid for uid, *_ in panel_queries()} == set(BOARDS)
