@@ -132,9 +132,20 @@ def _right_now() -> Row:
 def _new(counter: str) -> str:
     """Return how much a counter has grown over the range of the dashboard.
 
-    A counter begins with its first event, which increase() does not see.
+    increase() takes care of counters that were reset. It does not see the first value of a series, and a
+    counter of lockd begins with its first event: a series that begins within the range counts with its whole
+    value. Such a series is not there at the beginning of the range, and has fewer samples than its host has.
+    An old series of a host that was not scraped at the beginning has as many.
     """
-    return f"clamp_min(sum({counter} - ({counter} offset $__range or {counter} * 0)), 0)"
+    ticks = select("lockd_ticks_total", HOSTS)
+    has_begun = (
+        f"count_over_time({counter}[$__range]) < on ({BY_HOST}) group_left ()"
+        f" count_over_time({ticks}[$__range])"
+    )
+    return (
+        f"sum((({counter} unless {counter} offset $__range) and {has_begun})"
+        f" or round(increase({counter}[$__range])))"
+    )
 
 
 def _locks() -> Row:

@@ -222,7 +222,7 @@ def check_choice(uid, name, pairs):
         assert pairs["instance"] == "$instance", name
     if uid == "lockd-host" and {"unit", "comm"} <= labels:
         assert (pairs["unit"], pairs["comm"]) == ("$unit", "$comm"), name
-    if uid == "lockd-service":
+    if uid == "lockd-service" and "unit" in labels:
         assert pairs["unit"] == "$unit", name
     if uid == "lockd-lock":
         assert (pairs["lock"], pairs["comm"]) == ("$lock", "$comm"), name

@@ -317,5 +317,30 @@ def test_a_service_can_be_chosen_whichever_program_is_on(promtool, tmp_path, met
     check(promtool, tmp_path, [RECORDING], series, [(asked(query), "14m", expected)])
 
 
+@pytest.mark.parametrize(
+    ("found", "ticks", "new"),
+    [
+        (["1x90 4x30"], "0+1x120", 3),
+        (["3x120"], "0+1x120", 0),
+        (["1x90 4x30", "7x90 2x30"], "0+1x120", 5),  # lockd of the second host began anew: 3, and 2
+        (["3x79 stale 3x40"], "0+1x79 stale 80+1x40", 0),  # no scrape at the beginning of the range
+        (["_x90 2x30"], "0+1x120", 2),  # the first deadlocks of this service
+        (["_x90 2x9 5x20"], "0+1x120", 5),
+        (["_x100 2x20"], "_x85 0+1x35", 2),  # the same on a host that is new
+        (["_x85 2x35"], "_x85 0+1x35", 0),  # a host that is new to Prometheus, and whose deadlocks are older
+    ],
+)
+def test_deadlocks_found_in_the_time_range(promtool, tmp_path, found, ticks, new):
+    """The range of ten minutes begins at the 81st of 121 samples."""
+    series = []
+    for host, values in enumerate(found):
+        target = f'job="lockd", instance="{host}"'
+        name = f'lockd_deadlocks_found_total{{{target}, unit="u", comm="c"}}'
+        series.append({"series": name, "values": values})
+        series.append({"series": f"lockd_ticks_total{{{target}}}", "values": ticks})
+    query = panel_query("lockd-service", "Deadlocks found in the time range")
+    check(promtool, tmp_path, [], series, [(query, "30m", [{"labels": "{}", "value": new}])])
+
+
 def test_the_dashboards_were_read():
     assert {uid for uid, *_ in panel_queries()} == set(BOARDS)
