@@ -47,6 +47,7 @@ def _all(metric: str, *matchers: str) -> str:
 
 
 USER_LOCKS = _all("cluster_job_instance:lockd_futex_blocked_seconds_sum:rate5m")
+USER_MEDIAN = _all("cluster_job:lockd_futex_blocked_seconds_sum:quantile_rate5m")
 KERNEL_LOCKS = _all("cluster_job_instance:lockd_kernel_lock_wait_seconds_sum:rate5m")
 RUN_QUEUE = _all("cluster_job_instance:lockd_offcpu_runqueue_seconds_sum:rate5m")
 USER_MAXIMUM = _all("cluster_job_instance:lockd_futex_max_blocked_us:max")
@@ -133,8 +134,7 @@ def _hosts() -> Row:
                         "Times median",
                         total(
                             BY_HOST,
-                            f"{USER_LOCKS} / on (cluster, job) group_left ()"
-                            f" (quantile by (cluster, job) (0.5, {USER_LOCKS}) > 0)",
+                            f"{USER_LOCKS} / on (cluster, job) group_left () ({USER_MEDIAN} > 0)",
                         ),
                         TIMES,
                         {"orange": 3, "red": 10},

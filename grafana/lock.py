@@ -143,7 +143,7 @@ def _lock() -> Row:
             ),
             graph(
                 "Time blocked, by host",
-                "Here or everywhere? The dashed line is the median host." + PER_THREAD,
+                "Here or everywhere? The dashed line is the median of these hosts." + PER_THREAD,
                 {"{{cluster}} {{instance}}": top(seconds), "median": f"quantile(0.5, {seconds})"},
                 SECONDS_PER_SECOND,
                 reference="median",

@@ -276,9 +276,8 @@ def _hosts() -> Row:
             ),
             graph(
                 "Time blocked on user locks, by host",
-                "The dashed line is the median host of the service: whoever is far above it is an outlier."
-                + PER_THREAD
-                + KINDS,
+                "The dashed line is the median of the hosts on which it has waited: whoever is far above it"
+                " is an outlier." + PER_THREAD + KINDS,
                 {"{{cluster}} {{instance}}": top(blocked), "median": f"quantile(0.5, {blocked})"},
                 SECONDS_PER_SECOND,
                 reference="median",

@@ -33,7 +33,7 @@ NAME = re.compile(rf"(?<![\w:]){METRIC}")
 SELECTOR = re.compile(rf"(?<![\w:])({METRIC})(?:\{{([^{{}}]*)\}})?")
 MATCHER = re.compile(r'\s*([a-zA-Z_]\w*)\s*(=~|!~|!=|=)\s*"([^"]*)"\s*(?:,|$)')
 AGGREGATION = re.compile(
-    r"\b(?:sum|min|max|avg|count|group|topk|bottomk|quantile)\s+by\s*\(([^()]*)\)\s*\((?:[0-9.]+, )?"
+    r"\b(?:sum|min|max|avg|count|group|topk|bottomk|quantile)\s+by\s*\(([^()]*)\)\s*\((?:[0-9.]+,\s+)?"
 )
 OTHER_OPERAND = re.compile(r"\sand on |\sgroup_left ")
 """The beginning of an operand that gives the result no labels."""

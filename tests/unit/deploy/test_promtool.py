@@ -307,6 +307,31 @@ def test_blocked_time_and_its_objective_is_by_cluster_as_in_the_alert(promtool, 
     check(promtool, tmp_path, [RECORDING, objectives], series, [(query, "14m", expected)])
 
 
+@pytest.mark.parametrize(
+    ("waiting", "median", "times"),
+    [(1, 0, []), (3, 1, [1, 1, 1])],
+    ids=["one of four hosts waits", "three of four hosts wait"],
+)
+def test_hosts_that_do_not_wait_are_in_the_median(promtool, tmp_path, waiting, median, times):
+    """While the median is 0, the column 'Times median' is empty: no host is infinitely far above it."""
+    more = {"futex_blocked": ', kind="lock"', "kernel_lock_wait": ', lock_type="mutex"'}
+    more["offcpu_runqueue"] = ""
+    series = []
+    for host in range(4):
+        target = f'job="lockd", instance="{host}"'
+        series.append({"series": f"lockd_start_time_seconds{{{target}}}", "values": "1700000000x60"})
+        for metric, label in more.items() if host < waiting else ():
+            name = f'lockd_{metric}_seconds_sum{{{target}, unit="u", comm="c"{label}}}'
+            series.append({"series": name, "values": "0+15x60"})
+    names = [f"cluster_job:lockd_{metric}_seconds_sum:quantile_rate5m" for metric in more]
+    queries = [(name, "14m", [{"labels": f'{name}{{job="lockd"}}', "value": median}]) for name in names]
+    expected = [
+        {"labels": f'{{job="lockd", instance="{host}"}}', "value": value} for host, value in enumerate(times)
+    ]
+    queries.append((panel_query("lockd-fleet", "Hosts", "B"), "14m", expected))
+    check(promtool, tmp_path, [RECORDING], series, queries)
+
+
 @pytest.mark.parametrize("metric", ["futex_blocked", "kernel_lock_wait", "offcpu_runqueue"])
 def test_a_service_can_be_chosen_whichever_program_is_on(promtool, tmp_path, metric):
     labels = 'job="lockd", instance="a", unit="shop.service", comm="shop"'
