@@ -27,7 +27,8 @@ HOST_COLUMNS = {"instance": "Host", "cluster": "Cluster", "job": "Job"}
 HOSTS_OF = "lockd_start_time_seconds"
 
 ANY = ".*"
-"""A pattern for All. It matches also no value at all, and is shorter than the names of a thousand hosts."""
+"""A pattern for All. It is shorter than the names of a thousand hosts, and it matches what no variable lists:
+no value at all, and a job of which no host answers."""
 
 Variable = Builder[d.VariableModel]
 
@@ -85,6 +86,7 @@ def fleet() -> list[Variable]:
             "Job",
             "The scrape jobs of lockd.",
             f"label_values({select(HOSTS_OF, CLUSTER)}, job)",
+            all_value=ANY,
         ),
     ]
 

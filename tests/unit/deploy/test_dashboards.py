@@ -127,8 +127,9 @@ def test_every_panel_says_what_it_shows_and_in_which_unit(uid, panel):
 def test_variables_are_used_and_there_is_no_other(uid):
     variables = {v["name"]: v for board, v in VARIABLES if board == uid}
     assert list(variables)[:3] == ["datasource", "cluster", "job"]
-    # Threads of no known unit have an empty label, and targets may have no cluster: All must match them.
-    assert all(variables[name]["allValue"] == ".*" for name in ("cluster", "unit", "comm", "instance")
+    # Threads of no known unit have an empty label, targets may have no cluster, and a job of which no host
+    # answers is not in the list: All must match them.
+    assert all(variables[name]["allValue"] == ".*" for name in ("cluster", "job", "unit", "comm", "instance")
                if variables.get(name, {}).get("includeAll"))  # fmt: skip
     used = set()
     for board, row, panel, target in panel_queries():
