@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from grafana_foundation_sdk.models import dashboard as d
 
 from grafana.frame import ANY, HOST_COLUMNS, board, cell, choice, fleet, host_link, hosts, link
@@ -23,6 +25,7 @@ from grafana.panels import (
 )
 from grafana.promql import (
     BY_HOST,
+    COMM,
     CONTENTION,
     FLEET,
     HOSTS,
@@ -71,12 +74,12 @@ def lock_board() -> d.Dashboard:
             hosts(),
         ],
         [_lock(), _who()],
-        where=f'{HOSTS}, comm=~"$comm"',
+        where=f"{HOSTS}, {COMM}",
     )
 
 
 def _its(metric: str, *matchers: str) -> str:
-    return select(metric, HOSTS, 'comm=~"$comm"', LOCK, *matchers)
+    return select(metric, HOSTS, COMM, LOCK, *matchers)
 
 
 BLOCKED = _its("lockd_futex_lock_blocked_seconds_total", CONTENTION)
@@ -92,14 +95,12 @@ KERNEL_CAUSED = _its("lockd_kernel_lock_cause_seconds_total")
 MAXIMUM = _its("lockd_futex_lock_max_blocked_us", CONTENTION, MINUTE)
 
 
-def _either(by: str, user: str, kernel: str) -> str:
-    """Return the rate of the metric that the lock has: it is a lock of a program, or one of the kernel."""
-    return f"({total(by, rate(user))} or {total(by, rate(kernel))})"
+def _either(by: str, user: str, kernel: str, rated: Callable[[str], str] = rate) -> str:
+    """Return the rate of the metric that the lock has: it is a lock of a program, or one of the kernel.
 
-
-def _held(by: str) -> str:
-    """Return the rate at which the lock's holders made threads wait, over the dashboard's time range."""
-    return f"({total(by, range_rate(HELD))} or {total(by, range_rate(KERNEL_HELD))})"
+    `rated` is rate() for graphs and range_rate() for tables.
+    """
+    return f"({total(by, rated(user))} or {total(by, rated(kernel))})"
 
 
 def _lock() -> Row:
@@ -175,12 +176,12 @@ def _lock() -> Row:
 
 def _who() -> Row:
     process = f"{BY_HOST}, unit, comm"
-    holder, by_host_of = "holder, comm", f"{BY_HOST}, holder, comm"
+    holder = "holder, comm"
     by_host = total(f"{BY_HOST}, lock_type, site", range_rate(WAITED))
-    seconds = total(process, range_rate(BLOCKED))
-    kernel_seconds = total(process, range_rate(WAITED))
-    count = total(process, range_rate(BLOCKED_WAITS))
-    kernel_count = total(process, range_rate(KERNEL_WAITS))
+    seconds = _either(process, BLOCKED, WAITED, range_rate)
+    count = _either(process, BLOCKED_WAITS, KERNEL_WAITS, range_rate)
+    held = _either(holder, HELD, KERNEL_HELD, range_rate)
+    held_by_host = _either(f"{BY_HOST}, {holder}", HELD, KERNEL_HELD, range_rate)
     return Row(
         "Who waits for it, and where",
         [
@@ -191,8 +192,8 @@ def _who() -> Row:
                 " and `lockd top` name it.",
                 {**HOST_COLUMNS, "unit": "Unit", "comm": "Process"},
                 [
-                    Value("Blocked", f"({seconds} or {kernel_seconds}) > 0", SECONDS_PER_SECOND),
-                    Value("Waits", f"({count} or {kernel_count}) > 0", PER_SECOND),
+                    Value("Blocked", f"{seconds} > 0", SECONDS_PER_SECOND),
+                    Value("Waits", f"{count} > 0", PER_SECOND),
                     Value(
                         "Longest wait",
                         longest(process, peak_of_range(MAXIMUM)) + " > 0",
@@ -213,13 +214,13 @@ def _who() -> Row:
                 " make shorter. `(no release)` are waits that a timeout or a signal ended.",
                 {"holder": "Holder", "comm": "Process"},
                 [
-                    Value("Made threads wait", f"{_held(holder)} > 0", SECONDS_PER_SECOND),
+                    Value("Made threads wait", f"{held} > 0", SECONDS_PER_SECOND),
                     Value(
                         "Share",
-                        f"({_held(holder)} > 0) / on () group_left () sum({_held(holder)})",
+                        f"({held} > 0) / on () group_left () sum({held})",
                         SHARE,
                     ),
-                    Value("Hosts", f"count by ({holder}) ({_held(by_host_of)} > 0)", COUNT),
+                    Value("Hosts", f"count by ({holder}) ({held_by_host} > 0)", COUNT),
                 ],
                 height=8,
             ),

@@ -9,7 +9,8 @@ HOST = f'{FLEET}, instance="$instance"'
 BY_HOST = "cluster, job, instance"
 """The labels that tell hosts apart: those of several clusters may have the same names."""
 UNIT = 'unit=~"$unit"'
-PROCESSES = 'unit=~"$unit", comm=~"$comm"'
+COMM = 'comm=~"$comm"'
+PROCESSES = f"{UNIT}, {COMM}"
 CONTENTION = 'kind=~"lock|pi"'
 MINUTE = 'window="1m"'
 
