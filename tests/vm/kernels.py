@@ -157,14 +157,11 @@ ONLY_ON = {
 
 
 A_START = "each of its daemons takes a minute to start there, and what it tests seldom depends on the kernel"
-A_LOAD = "it loads all programs anew, and its result changes only with the programs or the kernel"
 ONLY_THOROUGH = {
     "test_adoption.py": A_START,
     "test_nothing_left.py": A_START,
     "test_offcpu.py::test_a_thread_that_spins_waits_for_the_cpu_only": "emulated instructions take long",
     "test_offcpu.py::test_a_wait_that_goes_on_is_in_the_maximum_only": "a test of futex waits shows the same",
-    "test_overhead.py::test_the_verifier_examines_less_than_half_of_what_it_would": A_LOAD,
-    "test_overhead.py::test_the_kernel_is_asked_whether_it_takes_our_word_for_a_struct": A_LOAD,
     "test_futex_modes.py": "it needs mode calls as well, see MODE_CALLS",
     "test_holders.py::test_the_code_that_made_threads_wait_is_found[rwlock-blocked]": "half a minute there",
     "test_holders.py::test_the_code_that_made_threads_wait_is_found[pi-blocked]": "half a minute there",

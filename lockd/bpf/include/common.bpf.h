@@ -205,9 +205,7 @@ struct control { /* written by the sampler, and before that the first member by 
     u32 sampler, exporter; /* their thread groups */
     u32 wait_per_sample; /* of releases of locks, in units of 1024 ns; 0: no samples (lock_queues.bpf.c) */
     u32 wait_per_capture; /* of waits off the CPU, in the same units (wait_samples.bpf.c) */
-#ifdef TRACE
-    u32 is_tracing; /* 0: nothing is traced that begins now (is_traced()) */
-#endif
+    u32 is_tracing; /* of a one-shot tool; 0: nothing is traced that begins now (is_traced()) */
 };
 
 /* What programs note in `written`, so that the sampler need not look at maps to which nothing was added.
