@@ -25,7 +25,7 @@ DEPLOYED = Path(__file__).resolve().parents[1] / "deploy/prometheus"
 RULES = (DEPLOYED / "lockd.rules.yml", DEPLOYED / "lockd.recording.yml")
 STEP = 15
 """Seconds between scrapes, as in scrape.yml."""
-DURATION = re.compile(r"(?P<before>\[|offset )(?P<number>\d+)(?P<unit>[smh])\b")
+DURATION = re.compile(r"(?P<before>\[|offset |:(?=\d+[smh]\]))(?P<number>\d+)(?P<unit>[smh])\b")
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 LONG_SECONDS = 300
 """The least duration, in seconds, that makes faster() divide the durations of an expression."""
