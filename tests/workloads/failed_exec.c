@@ -30,7 +30,11 @@ static int broken_program(void)
 static void *exec(void *unused)
 {
     static char *const words[] = {"broken", NULL};
-    nap(APART_US); /* it is known by its own id from now on, and the leader has ended */
+    struct rusage usage;
+    do { /* until it has left its CPU, which a busy host may delay beyond the nap's end */
+        nap(APART_US);
+        check(getrusage(RUSAGE_THREAD, &usage), "getrusage");
+    } while (!usage.ru_nvcsw); /* it is known by its own id from now on, and the leader has ended */
     syscall(SYS_execveat, program, "", words, words + 1, AT_EMPTY_PATH);
     die("exec");
     return unused;
