@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -159,14 +160,19 @@ class Loop:
     def _send(control: socket.socket, block: bytes) -> None:
         try:
             fd = to_memfd(block)
-        except OSError as error:  # no memory or no descriptors: the exporter may ask again
-            answer, fds = f"no block: {error.strerror}".encode(), []
-        else:
-            answer, fds = HERE, [fd]
-        try:
-            socket.send_fds(control, [answer], fds)
-        except OSError as error:  # the exporter is gone: the next recv() says so
-            log.warning("the control socket to the exporter failed: %s", error)
-        finally:
-            for fd in fds:
+            try:
+                socket.send_fds(control, [HERE], [fd])
+            finally:
                 os.close(fd)
+            return
+        except OSError as error:
+            # There is no memory or no descriptor, or the kernel passes no more of these: the descriptors that
+            # processes of root have sent and nobody has received are more than RLIMIT_NOFILE (ETOOMANYREFS).
+            # That may pass, so the exporter gets an answer. It sends no other request until then.
+            reason = error.strerror
+        try:
+            control.send(f"no block: {reason}".encode())
+        except OSError as error:
+            log.warning("the control socket to the exporter failed: %s", error)
+            with contextlib.suppress(OSError):  # both ends see the end of the connection
+                control.shutdown(socket.SHUT_RDWR)

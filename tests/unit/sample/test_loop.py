@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -184,18 +185,38 @@ time.sleep(300)
     ticks_beside(start(SERVING + ASKS + asks), b"all answered")
 
 
-def test_an_answer_for_which_there_is_no_room_is_refused_in_words(
-    start: Callable[[str], Exporter], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("where", "what", "code"),
+    [(loop_module, "to_memfd", errno.EMFILE), (loop_module.socket, "send_fds", errno.ETOOMANYREFS)],
+)
+def test_an_answer_that_cannot_be_passed_is_refused_in_words(
+    start: Callable[[str], Exporter], monkeypatch: pytest.MonkeyPatch, where: object, what: str, code: int
 ) -> None:
-    def to_memfd(block: bytes) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    """The exporter would wait for it for ever, and ask for nothing else."""
 
-    monkeypatch.setattr(loop_module, "to_memfd", to_memfd)
+    def fails(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(where, what, fails)
     asks = """
 control.send(b"m")
 _, words, fds = next_block()
 control.send(words)
 time.sleep(300)
 """
-    _, said = ticks_beside(start(SERVING + ASKS + asks), b"no block: Too many open files")
+    _, said = ticks_beside(start(SERVING + ASKS + asks), f"no block: {os.strerror(code)}".encode())
     assert said[0] == b"serving"
+
+
+def test_an_exporter_that_cannot_even_be_refused_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    monkeypatch.setattr(loop_module.socket, "send_fds", fails)
+    ours, _theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while ours.send(b"x"):
+            pass
+    loop_module.Loop._send(ours, BLOCK)
+    assert ours.recv(1) == b""
