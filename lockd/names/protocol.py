@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -34,6 +33,9 @@ NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, OverflowError,
 """Exceptions raised by reading JSON of an unexpected shape."""
 STACKS = 8192
 """The most stacks that are remembered, so that equal stacks share memory. A busy host's locks have fewer."""
+TEXTS, LONGEST_SHARED = 10_000, 1_000
+"""The most names of functions and locks that are remembered for the same reason, and the longest of them in
+characters."""
 MOST_FUNCTIONS = 64
 """Functions of each stack of a StackAnswer, at most."""
 
@@ -550,7 +552,8 @@ def _addresses(value: Any) -> Addresses:
 
 def _text(value: str) -> str:
     """A printable string: a namer that was taken over may send any characters."""
-    return sys.intern(masked(value))
+    text = masked(value)
+    return _shared_text(text) if len(text) <= LONGEST_SHARED else text
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -571,6 +574,15 @@ _READERS = {
     kind: tuple((field.name, _BY_TYPE[str(field.type)]) for field in fields(kind))
     for kind in _ANSWERS.values()
 }
+
+
+@functools.lru_cache(TEXTS)
+def _shared_text(text: str) -> str:
+    """One object for all texts that are equal.
+
+    Interned strings would do the same, but Python 3.12.0 to 3.12.6 (Ubuntu 24.04) never frees them.
+    """
+    return text
 
 
 @functools.lru_cache(STACKS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockd.names.labels import processes as module
-from lockd.names.labels.processes import KERNEL, Processes, text
+from lockd.names.labels.processes import COMMS, KERNEL, Processes, text
 from lockd.names.labels.units import Units
 from tests.support.small_procfs import Procfs
 
@@ -42,6 +42,14 @@ def processes(procfs: Procfs) -> Processes:
 )
 def test_a_comm_is_printable_text(comm: bytes, name: str) -> None:
     assert text(comm) == name
+
+
+def test_names_are_kept_once_and_not_for_ever() -> None:
+    """Python 3.12.0 to 3.12.6 never frees an interned string, so that names would fill the memory."""
+    assert text(bytes(bytearray(b"one name"))) is text(b"one name")
+    for number in range(2 * COMMS):
+        text(b"%d" % number)
+    assert text.cache_info().currsize <= COMMS
 
 
 def test_the_kernel_tells_names(procfs: Procfs, processes: Processes) -> None:
