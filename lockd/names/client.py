@@ -50,8 +50,11 @@ OUTSTANDING = 64
 ANSWER_SECONDS = 30.0
 """Seconds without an answer after which a namer hangs. An emulated machine needs 10 s for the first
 answer."""
-RESTART_SECONDS = 1.0
-"""Seconds from the end of a namer to the start of the next."""
+RESTART_SECONDS, LONGEST_RESTART_SECONDS = 1.0, 8.0
+"""Seconds from the loss of a namer to the start of the next. They double each time, until a namer has
+answered a question. A start takes a quarter of a second of processor time, and what ends one namer at its
+start, such as a lack of memory, may end all of them. The pause stays short, as no deadlock is found
+meanwhile."""
 QUIET_SECONDS = 180.0
 """Seconds in which nothing needs the namer, after which it is ended. A start takes a quarter of a second of
 processor time, so a namer should not come and go with every job of a host."""
@@ -116,6 +119,8 @@ class Resolver:
         self._known_kernel_locks = KnownKernelLocks()
         self._namer: Namer | None = None
         self._answered_at = self._start_at = 0.0
+        self._pause = RESTART_SECONDS
+        """Seconds from the loss of this namer to the start of the next."""
         self.is_paused = False
         """Whether questions about names wait. Questions about the holders of locks are sent all the same."""
         self._reload: Reload | None = None
@@ -294,7 +299,11 @@ class Resolver:
             self._namer = Namer(self._settings(now))
         except OSError as error:  # too many processes or descriptors: that may pass
             log.error("namer: cannot be started: %s; trying again", error.strerror)
-            self._start_at = now + RESTART_SECONDS
+            self._delay_start(now)
+
+    def _delay_start(self, now: float) -> None:
+        self._start_at = now + self._pause
+        self._pause = min(2 * self._pause, LONGEST_RESTART_SECONDS)
 
     def _settings(self, now: float) -> NamerSettings:
         owing = [
@@ -360,7 +369,7 @@ class Resolver:
         question = self._outstanding.popleft()
         if isinstance(question, KernelLock) and isinstance(answer, LockAnswer):
             self._known_kernel_locks.remember(question, answer, now)
-        self._answered_at = now
+        self._answered_at, self._pause = now, RESTART_SECONDS
         self._answers.append(answer)
 
     def _replace_namer(self, gone: NamerGone, now: float) -> None:
@@ -381,7 +390,7 @@ class Resolver:
         self._queue = deque(sorted(waiting, key=lambda one: not isinstance(one, Owners)))
         self._outstanding.clear()
         self.restarts += 1
-        self._start_at = now + RESTART_SECONDS
+        self._delay_start(now)
 
     def _end_namer(self) -> None:
         """Kill the namer without waiting for its end: it may wait for a page of a file for ever."""

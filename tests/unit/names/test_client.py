@@ -26,6 +26,7 @@ from lockd.names import client as resolver_module
 from lockd.names import known_kernel_locks, server
 from lockd.names.client import (
     ANSWER_SECONDS,
+    LONGEST_RESTART_SECONDS,
     MESSAGE_BYTES,
     MOST_ENDING,
     OUTSTANDING,
@@ -570,6 +571,28 @@ def test_a_namer_that_cannot_be_started_is_started_later(
     assert resolver.pid == 0
     assert "namer: cannot be started: Too many open files; trying again" in caplog.text
     assert named(resolver, LOCK) == "other_lock+0x1000"
+
+
+def test_namers_that_end_before_they_answer_are_started_ever_more_rarely(
+    tmp_path: Path, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ends them, such as a lack of memory, may last. Each start takes processor time."""
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    real, skipped = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + skipped[0])
+    resolver = make(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(isolation, "command", lambda _: ["/bin/false"])
+        while skipped[0] < 60:
+            assert resolver.answers() == []
+            if resolver.pid:
+                os.waitid(os.P_PID, resolver.pid, os.WEXITED | os.WNOWAIT)
+            skipped[0] += 0.25
+    # 1, 2, 4 and then 8 seconds apart
+    assert 5 <= resolver.restarts <= 11
+    skipped[0] += LONGEST_RESTART_SECONDS
+    assert named(resolver, LOCK) == "other_lock+0x1000"
+    assert resolver._pause == RESTART_SECONDS
 
 
 def test_what_the_namers_cost_only_grows(tmp_path: Path, make: MakeResolver) -> None:
