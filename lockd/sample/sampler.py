@@ -84,6 +84,8 @@ class SamplerSettings:
     filter: Filter = field(default_factory=Filter)
     cpu_budget: float | None = None
     """The share of the machine that lockd may take; None for no limit."""
+    cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """The processors of that machine. A virtual machine can get more of them while it runs."""
     parked: Sequence[str] = ()
     """Patterns for names of locks that idle threads park on, besides the locks that lockd knows."""
     samples_per_second: int = 20
@@ -94,7 +96,7 @@ class SamplerSettings:
     @property
     def namer_share(self) -> float:
         """The share of the namer's time that one process may take, and that one user may take."""
-        cpus = 1.0 if self.cpu_budget is None else self.cpu_budget * (os.cpu_count() or 1)
+        cpus = 1.0 if self.cpu_budget is None else self.cpu_budget * self.cpus
         return NAMER_SHARE * min(cpus, 1.0)
 
 
@@ -170,7 +172,11 @@ class Sampler:
             self._processes.thread_comm,
         )
         self.cpu_budget = CpuBudget(
-            settings.cpu_budget, self._collector.control, self._collector.program_times, self._resolver
+            settings.cpu_budget,
+            self._collector.control,
+            self._collector.program_times,
+            self._resolver,
+            settings.cpus,
         )
         self.own_cost = OwnCost(
             manifest,
@@ -261,7 +267,7 @@ class Sampler:
         if self._user_locks:
             advice = self._user_locks.advice.items()
             self._user_locks.advice = {tgid: text for tgid, text in advice if self._is_wanted(tgid)}
-        self.cpu_budget.set_budget(settings.cpu_budget)
+        self.cpu_budget.set_budget(settings.cpu_budget, settings.cpus)
         self._resolver.reload(settings.namer_share)
         self.save()
 

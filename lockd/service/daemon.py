@@ -35,7 +35,7 @@ LASTED_SECONDS = 60.0
 
 def sampler_settings(config: Config) -> SamplerSettings:
     """The part of the configuration that the sampler needs."""
-    wanted = config.filter
+    wanted, cpus = config.filter, os.cpu_count() or 1
     return SamplerSettings(
         Limits(
             max_lines=config.series.max,
@@ -45,7 +45,8 @@ def sampler_settings(config: Config) -> SamplerSettings:
             windows=tuple((window.name, window.ns / NS) for window in config.windows),
         ),
         Filter(wanted.units, wanted.comms, wanted.exclude_comms, wanted.pids),
-        config.budget.share(os.cpu_count() or 1),
+        config.budget.share(cpus),
+        cpus,
         config.names.parked,
         config.profile.samples_per_second,
         config.profile.waits_per_second,

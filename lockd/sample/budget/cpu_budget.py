@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -33,7 +32,7 @@ class CpuBudget:
 
     def __init__(
         self, budget: float | None, control: Control, program_times: ProgramTimes, resolver: Resolver,
-        cpus: int = os.cpu_count() or 1,
+        cpus: int,
     ) -> None:  # fmt: skip
         self.restraint = Restraint(budget, cpus)
         self.exporter = RestartedProcess()
@@ -62,8 +61,10 @@ class CpuBudget:
         if self.restraint.judge(self._spending.measure(seconds), seconds):
             self._apply_level()
 
-    def set_budget(self, budget: float | None) -> None:
-        self.restraint.set_budget(budget)
+    def set_budget(self, budget: float | None, cpus: int) -> None:
+        """Judge by another budget from now on, which is a share of a machine with `cpus` processors."""
+        self.restraint.set_budget(budget, cpus)
+        self._spending.cpus = cpus
         self._apply_level()
 
     def _apply_level(self) -> None:

@@ -132,12 +132,12 @@ class Restraint:
             self._patience = PATIENCE
         return self.level != level
 
-    def set_budget(self, budget: float | None) -> None:
+    def set_budget(self, budget: float | None, cpus: int) -> None:
         """Judge by another budget from now on. Without a budget the level falls to 0 at once."""
         if budget is None and self.level and self.budget is not None:
             before, self.level = self.level, 0
             self._log_change(logging.INFO, before, "budget.cpu is none from now on")
-        self.budget = budget
+        self.budget, self._cpus = budget, cpus
 
     def _step_up_for_events(self, why: str) -> None:
         if self._since_down < LASTED:

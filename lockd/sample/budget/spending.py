@@ -120,7 +120,7 @@ class Spending:
         exporter: CpuSeconds,
         cpus: int,
     ) -> None:
-        self._programs, self._processes, self._cpus = programs, (sampler, namer, exporter), cpus
+        self._programs, self._processes, self.cpus = programs, (sampler, namer, exporter), cpus
         self._last = self._seconds()
         self.mean = Spent()
         """The result of the last measure(); for namer and exporter, who work now and then, the mean over a
@@ -130,8 +130,8 @@ class Spending:
         """What was taken since the last call, which was `seconds` ago."""
         before, self._last = self._last, self._seconds()
         spent = Spent(
-            self._programs.busy_cpus() / self._cpus,
-            *((now - then) / seconds / self._cpus for now, then in zip(self._last, before, strict=True)),
+            self._programs.busy_cpus() / self.cpus,
+            *((now - then) / seconds / self.cpus for now, then in zip(self._last, before, strict=True)),
         )
         fresh = 1 - math.exp(-seconds / MEAN_SECONDS)
         self.mean = replace(

@@ -91,7 +91,7 @@ def test_without_a_budget_from_now_on_everything_is_told(
     caplog.set_level(logging.INFO)
     seconds_until(restraint, DETAIL, 4.0)
     caplog.clear()
-    restraint.set_budget(None)
+    restraint.set_budget(None, CPUS)
     assert restraint.level == 0
     (said,) = caplog.messages
     assert said.startswith(f"restraint from {DETAIL} to 0: nothing is left out;")
@@ -101,9 +101,9 @@ def test_without_a_budget_from_now_on_everything_is_told(
 
 def test_another_budget_is_judged_by_from_now_on(restraint: Restraint) -> None:
     assert spend(restraint, 1.0, 60) == 0
-    restraint.set_budget(BUDGET / 2)
+    restraint.set_budget(BUDGET / 2, CPUS)
     assert spend(restraint, 1.0, 600) > 0
-    restraint.set_budget(4 * BUDGET)
+    restraint.set_budget(4 * BUDGET, CPUS)
     assert spend(restraint, 1.0, 600) == 0
 
 
@@ -312,7 +312,7 @@ def control_at(level: int) -> Control:
 def test_the_level_of_a_sampler_that_has_ended_does_not_stay(budget: float | None) -> None:
     control, resolver = control_at(LAST), Resolver()
     assert control.restraint == LAST
-    one = cpu_budget.CpuBudget(budget, control, ProgramTimes(lambda: 0, 8), resolver)
+    one = cpu_budget.CpuBudget(budget, control, ProgramTimes(lambda: 0, 8), resolver, CPUS)
     assert control.restraint == one.restraint.level == 0
     assert not resolver.is_paused
 
@@ -323,16 +323,34 @@ def test_what_the_sampler_takes_to_answer_counts_for_who_asks(monkeypatch: pytes
     monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(cpu_budget.time, "process_time", lambda: now[0] - 999.0)  # always on a CPU
     times = ProgramTimes(lambda: 0, 8)
-    one = cpu_budget.CpuBudget(0.2, control_at(0), times, cast(Any, resolver))
+    one = cpu_budget.CpuBudget(0.2, control_at(0), times, cast(Any, resolver), CPUS)
     for _ in range(1000):
         now[0] += 0.05
         with one.charge_exporter():
             now[0] += 0.95
         one.judge_costs(now[0])
-    cpus = os.cpu_count() or 1
     assert one.restraint.level == 0
-    assert one.restraint.spent.sampler == pytest.approx(0.05 / cpus)
-    assert one.restraint.spent.exporter == pytest.approx(0.95 / cpus)
+    assert one.restraint.spent.sampler == pytest.approx(0.05 / CPUS)
+    assert one.restraint.spent.exporter == pytest.approx(0.95 / CPUS)
+
+
+def test_after_a_reload_spending_is_measured_of_the_machine_that_the_budget_is_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A virtual machine of two processors gets 14 more. What lockd takes is less than the budget of 16."""
+    resolver = SimpleNamespace(cpu_seconds=lambda: 0.0)
+    now, used = [1000.0], [0.0]
+    monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cpu_budget.time, "process_time", lambda: used[0])
+    share = schema.Budget().share
+    one = cpu_budget.CpuBudget(share(2), control_at(0), ProgramTimes(lambda: 0, 8), cast(Any, resolver), 2)
+    one.set_budget(share(16), 16)
+    for _ in range(600):
+        now[0] += 1.0
+        used[0] += 0.15
+        one.judge_costs(now[0])
+    assert one.restraint.spent.sampler == pytest.approx(0.15 / 16)
+    assert one.restraint.level == 0
 
 
 class Load:
