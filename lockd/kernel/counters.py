@@ -42,7 +42,7 @@ class PerCpuCounters:
             key = ctypes.c_uint32(index)
             if self._lib.bpf_map_lookup_elem(self._fd, ctypes.byref(key), self._values.ctypes.data):
                 raise LockdError(f"map {self._name}: reading: {os.strerror(ctypes.get_errno())}")
-            totals[index] = min(int(self._values.sum()), MOST)
+            totals[index] = min(sum(self._values.tolist()), MOST)  # numpy would wrap at 2^64
         return totals
 
 
