@@ -219,6 +219,14 @@ static __always_inline void follow_holder(struct hold *hold, u64 *key, u32 tgid,
     begin_hold(hold, key, tid, t, waited - (waiting - 1) * span, waiting, now - span);
 }
 
+/* A time in the units of note_return(), of which 32 bits are 73 minutes. A longer time counts as that. */
+static __always_inline u32 in_units(u64 ns)
+{
+    u64 units = ns >> 10;
+
+    return units >> 32 ? ~0U : units;
+}
+
 /* A thread, whose entry is `t`, runs again at `now`. Note what describe_unfollowed() needs: since when it
  * runs, and before that, for how long it was away, and ready to run. If its return was not `seen`, nothing of
  * that is known. */
@@ -227,8 +235,8 @@ static __always_inline void note_return(struct thread *t, u64 now, bool seen)
     u64 off_since = t->off_since, woken_at = t->woken_at;
     u64 ready_since = t->state == STATE_RUNNABLE ? off_since : woken_at < off_since ? now : woken_at;
 
-    t->waker = seen ? (now - off_since) >> 10 : 0;
-    t->ready = (now - ready_since) >> 10;
+    t->waker = seen ? in_units(now - off_since) : 0;
+    t->ready = in_units(now - ready_since);
     t->woken_at = now;
 }
 
