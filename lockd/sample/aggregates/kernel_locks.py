@@ -143,15 +143,21 @@ class KernelLockAggregates:
         return list(itertools.compress(chosen, ~is_due))
 
     def note_ongoing(self, moment: Moment) -> None:
-        """Replace what is known of the waits that have not ended."""
+        """Replace what is known of the waits that have not ended.
+
+        Spins count when they have ended. They take microseconds, but an entry whose end no program saw stays
+        for seconds (LONGEST_SPIN_NS): the end of a spin in an interrupt that came in another program.
+        """
         if not moment.kernel_waits:
             return
         keys, waits = moment.kernel_waits
+        asleep = np.flatnonzero(keys["cpu"] == 0)
+        keys, waits = structs.take(keys, asleep), structs.take(waits, asleep)
         if not len(keys) and not self._has_waiting:
             return
         self._has_waiting = len(keys) > 0
         waited_ns = moment.clock - waits["since"].astype(np.int64)
-        endless = np.flatnonzero((waited_ns >= ENDLESS_NS) & (keys["cpu"] == 0))
+        endless = np.flatnonzero(waited_ns >= ENDLESS_NS)
         endless = endless[np.argsort(-waited_ns[endless], kind="stable")][:CHECKED_AT_ONCE]
         self._endless = structs.take(keys, endless), structs.take(waits, endless)
         waiting = moment.name_waits(keys["tid"], waits["tgid"], waits["type"], keys["lock"], waited_ns)

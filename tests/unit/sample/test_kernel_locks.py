@@ -72,8 +72,10 @@ class Host:
     def known_answer(self, question: KernelLock) -> LockAnswer | None:
         return self.known.get(question.stack)
 
-    def look(self, *waits: Wait, has_detail: bool = True, clock: int = int(NOW) * SECOND) -> None:
-        keys = np.array([(lock, tid, 0) for lock, tid, *_ in waits], KEY)
+    def look(
+        self, *waits: Wait, has_detail: bool = True, clock: int = int(NOW) * SECOND, cpu: int = 0
+    ) -> None:
+        keys = np.array([(lock, tid, cpu) for lock, tid, *_ in waits], KEY)
         values = [(clock - int(s * SECOND), tgid, number) for _, _, tgid, number, s in waits]
         identities = SimpleNamespace(identify_process=lambda tgid, since: (NAMES.get(tgid, SHOP), True))
         of_kernel = keys, np.array(values, WAIT)
@@ -149,6 +151,14 @@ def test_the_row_is_dropped_when_no_thread_waits_any_longer(host: Host) -> None:
     host.look((LOCK, 1, 100, 0, 5.0))
     host.look()
     assert len(host.contention.locks) == 0
+
+
+def test_a_spin_counts_when_it_has_ended(host: Host) -> None:
+    """The end of a spin in an interrupt may not be seen. What would be shown has no thread: id 0."""
+    host.look((LOCK, 0, 100, 0, 5.0), cpu=2)
+    assert host.rows() == []
+    assert len(host.contention.threads) == 0
+    assert host.asked == []
 
 
 def test_the_namer_is_asked_once(host: Host) -> None:
