@@ -255,6 +255,9 @@ class Releases(SampleCounts):
         """Note the code of a release, if it is still waited for."""
         if release := self._waiting.get(answer.token):
             release.holder, release.stack = answer.site or UNKNOWN_HOLDER, answer.stack
+            if release.holder == NO_RELEASE and release.causes:
+                # The programs took the thread that woke the waiter for the holder, and said what it did.
+                release.causes, release.next_lock = {UNKNOWN_CAUSE: release.weight_ns}, None
 
     @property
     def has_waiting(self) -> bool:

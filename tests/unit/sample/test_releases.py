@@ -12,6 +12,7 @@ from lockd.columns import wide_sums
 from lockd.kernel.manifest import Manifest, MapInfo
 from lockd.names.client import Resolver
 from lockd.names.labels.reasons import Reasons
+from lockd.names.protocol import NO_RELEASE, HolderAnswer
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
 from lockd.sample.aggregates.kernel_locks import NAMELESS_SECONDS, KernelLockAggregates
 from lockd.sample.aggregates.lock_holders import (
@@ -22,7 +23,14 @@ from lockd.sample.aggregates.lock_holders import (
     HoldersOfLock,
     LockHolders,
 )
-from lockd.sample.locks.releases import MOST_WEIGHT_NS, Release, SamplePace, causes_of
+from lockd.sample.locks.releases import (
+    MOST_WEIGHT_NS,
+    NextLock,
+    Release,
+    Releases,
+    SamplePace,
+    causes_of,
+)
 from lockd.sample.series.limits import Limits, LineBudget
 
 KINDS = ("lock", "pi", "cond")
@@ -219,6 +227,21 @@ def test_causes_are_those_of_the_holder() -> None:
     assert waited["disk"] == 80
     assert waited["running"] == 27
     assert waited["unknown"] == 3
+
+
+@pytest.mark.parametrize(
+    ("site", "causes"), [(NO_RELEASE, {"unknown": 500}), ("vfs_read", {"lock": 400, "running": 100})]
+)
+def test_a_thread_that_has_released_nothing_causes_nothing(site: str, causes: dict[str, int]) -> None:
+    """The programs take whoever wakes a waiter for the holder. The namer sees by the stack that it is none."""
+    one = release("", 500, causes={"lock": 400, "running": 100})
+    one.next_lock = NextLock(0, 0x20)
+    releases = object.__new__(Releases)
+    releases._waiting = {1: one}
+    releases.note_answer(HolderAnswer(1, site, (site,)))
+    assert releases.take(1.0) == [one]
+    assert (one.holder, one.causes) == (site, causes)
+    assert bool(one.next_lock) == (site != NO_RELEASE)
 
 
 def test_a_lock_without_a_name_counts_as_other() -> None:
