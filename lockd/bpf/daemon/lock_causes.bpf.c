@@ -205,9 +205,9 @@ static __always_inline bool needs_holder(struct hold *hold, u32 tid, u64 release
 
 /* The thread `tid` holds the lock `key`, for which the current thread waits from `now` on. If the lock is one
  * of the process `tgid`, only a thread of this process can hold it. The holder has not changed its state for
- * some time, and counts as having held the lock for that time, but at most since the release. As many
- * threads as wait now count as waiting all that time. */
-static __always_inline void follow_holder(struct hold *hold, u64 *key, u32 tgid, u32 tid, u64 released,
+ * some time, and counts as having held the lock for that time, but at most since `since`, from when on
+ * threads have waited for it. As many threads as wait now count as waiting all that time. */
+static __always_inline void follow_holder(struct hold *hold, u64 *key, u32 tgid, u32 tid, u64 since,
                                           u64 waited, u64 waiting, u64 now)
 {
     struct thread *t = entry_of(tid);
@@ -215,7 +215,7 @@ static __always_inline void follow_holder(struct hold *hold, u64 *key, u32 tgid,
     if (!t || (tgid && t->tgid != tgid) || !waiting)
         return;
     u64 from = t->woken_at < t->off_since ? t->off_since : t->woken_at;
-    u64 span = time_between(from > released ? from : released, now);
+    u64 span = time_between(from > since ? from : since, now);
     begin_hold(hold, key, tid, t, waited - (waiting - 1) * span, waiting, now - span);
 }
 

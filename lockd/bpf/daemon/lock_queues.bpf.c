@@ -52,8 +52,8 @@ struct lock_queue {
     u64 sum;
     u64 accounted; /* the part of the waited time that has been attributed */
     u64 released; /* time up to which the waits of threads that still wait have been attributed */
-#ifdef WITH_CAUSES
     u64 busy; /* time since which threads wait without a break; see join_queue() */
+#ifdef WITH_CAUSES
     struct hold hold;
 #endif
 };
@@ -65,6 +65,16 @@ BPF_TABLE("lru_hash", u64, struct lock_queue, lock_queues, LOCK_QUEUES_ENTRIES);
 static __always_inline u64 waited_until(struct lock_queue *queue, u64 waiting, u64 now)
 {
     return queue->sum + waiting * now;
+}
+
+/* Return the time since which threads have waited for the holder: since the last release, or since the queue
+ * was last empty. */
+static __always_inline u64 waited_since(struct lock_queue *queue)
+{
+    u64 since = queue->released;
+
+    raise_own(&since, queue->busy);
+    return since;
 }
 
 /* The current thread, whose entry is `t`, leaves its CPU at `now` to wait for the lock `key`; `queued` is
@@ -81,12 +91,10 @@ static __always_inline struct lock_queue *join_queue(struct thread *t, u64 *key,
     }
     if (!queue || queue->began > now) /* another thread has made it since; see leave_queue() */
         return NULL;
-#ifdef WITH_CAUSES
     /* Two threads that join at once may both be the first. One that joins as the last one leaves may be taken
      * for a later one: `busy` is then too early, until the queue is next empty. */
     if (!queue->waiting)
         queue->busy = now;
-#endif
     __sync_fetch_and_add(&queue->sum, -now);
     __sync_fetch_and_add(&queue->waiting, 1);
     t->queued = queued;
@@ -100,7 +108,7 @@ static __always_inline void note_holder(struct lock_queue *queue, u64 *key, u32 
 {
     u64 waiting = queue->waiting;
 
-    follow_holder(&queue->hold, key, tgid, holder, queue->released, waited_until(queue, waiting, now),
+    follow_holder(&queue->hold, key, tgid, holder, waited_since(queue), waited_until(queue, waiting, now),
                   waiting, now);
 }
 
@@ -125,8 +133,8 @@ static __always_inline void holder_changes(u32 tid, struct thread *t, u8 state, 
 
 /* The wait of the thread `tid`, whose entry is `t` and which is in the queue of the lock `key`, ends at
  * `now`. Return the time that is to be attributed to what ended it. With the causes of waits, say in
- * `release` what the holder has done, and in `since` from when on threads have waited for it: since the last
- * release, or since the queue was last empty. `is_next` says whether the woken thread is the next holder. */
+ * `release` what the holder has done, and in `since` from when on threads have waited for it. `is_next` says
+ * whether the woken thread is the next holder. */
 static __always_inline u64 leave_queue(u32 tid, struct thread *t, u64 *key, u8 end, u64 now,
                                        struct release *release, u64 *since, bool is_next)
 {
@@ -150,15 +158,14 @@ static __always_inline u64 leave_queue(u32 tid, struct thread *t, u64 *key, u8 e
         waited = time_between(released > began ? released : began, now);
         add_to(&queue->accounted, waited);
     } else {
-        u64 most = waiting * time_between(released, now);
+        u64 from = waited_since(queue), most = waiting * time_between(from, now);
         waited = all - queue->accounted;
         if (waited > most) /* a thread was about to join or leave it: `sum` and `waiting` do not match */
             waited = most;
         queue->accounted = all;
         queue->released = now;
 #ifdef WITH_CAUSES
-        *since = released;
-        raise_own(since, queue->busy);
+        *since = from;
         release->waited = waited;
         end_hold(&queue->hold, &release->times, all, waiting, now);
         queue->hold.is_short = time_between(released, now) < SHORT_HOLD_NS;
