@@ -233,7 +233,7 @@ def test_causes_are_those_of_the_holder() -> None:
     ("site", "causes"), [(NO_RELEASE, {"unknown": 500}), ("vfs_read", {"lock": 400, "running": 100})]
 )
 def test_a_thread_that_has_released_nothing_causes_nothing(site: str, causes: dict[str, int]) -> None:
-    """The programs take whoever wakes a waiter for the holder. The namer sees by the stack that it is none."""
+    """The programs take whoever wakes a waiter for the holder. Its stack shows that it is none."""
     one = release("", 500, causes={"lock": 400, "running": 100})
     one.next_lock = NextLock(0, 0x20)
     releases = object.__new__(Releases)
