@@ -219,7 +219,7 @@ def _offcpu() -> Iterator[Metric]:
         "histogram",
         "",
         "Time that threads were ready to run and waited for a CPU, in seconds.",
-        "There is one observation each time a thread gets to run.",
+        "There is one observation for each such time whose beginning and end lockd saw.",
     )
     yield metric(
         "max_blocked_us",

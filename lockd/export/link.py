@@ -1,7 +1,8 @@
 """The exporter's end of the control socket, by which it asks the sampler for snapshots.
 
-Many scrapers cost the sampler no more than one scraper. Requests wait for each other, and equal requests
-within 200 ms share one answer.
+Requests wait for each other, and equal requests within 200 ms share one answer. However many clients there
+are, the sampler therefore makes at most five answers of a kind in a second. One exception is a request that
+waits until everything is counted: after it no earlier answer is used again.
 """
 
 from __future__ import annotations

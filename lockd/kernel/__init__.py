@@ -1,4 +1,4 @@
 """The kernel interface: BPF system calls, maps, ring buffers and kernel types.
 
-Only this room and `load` handle descriptors of BPF objects.
+BPF system calls are defined here. Other folders hold descriptors too, and use them by functions of this one.
 """

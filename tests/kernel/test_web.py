@@ -73,8 +73,9 @@ def _status(lockd: Lockd) -> int:
 
 
 def test_what_the_sampler_takes_to_answer_is_not_its_own() -> None:
-    """The time that the sampler takes to answer requests hardly counts as its own for the restraint, even if
-    it does nothing else for a second.
+    """Less than half of the CPU time of answers counts as the sampler's in lockd_cpu_ratio.
+
+    This holds even if the sampler does nothing but answer for a second.
     """
     manifest, fds = run_loader(load_settings(read_text(Config, "", "test")))
     sampler = Sampler(manifest, fds, SamplerSettings())

@@ -28,8 +28,8 @@ MAX_NAME = 4096
 MAX_NAMES = 512 << 20
 """The most bytes of the string table that are in memory while all functions are listed."""
 LOOKED_BACK = 64
-"""The most symbols before an address of which one may span it. Several are tried, as symbols can lie within
-others."""
+"""The number of symbols before an address that are tried for one that spans it. The nearest may not, as
+symbols can lie within others."""
 ALIASES = 32
 """The most symbols of the same address, on each side of the one that was found, among which the best name is
 chosen."""
@@ -49,7 +49,7 @@ GO_HEADER = struct.Struct("<IHBBQQQQQQQQ")
 GO_MODULE, GO_TEXT_AT = ".go.module", 176
 """The section that has the runtime's struct moduledata since Go 1.26, and the offset of its member `text`."""
 SECTIONS_OF_C = (".init", ".init_array")
-"""Sections with the code of C that runs before main(): only programs that a linker of C made have them."""
+"""Sections with the code of C that runs before main(): only programs that the C linker made have them."""
 MAX_GO_FUNCTIONS = 2_000_000
 
 Numbers: TypeAlias = "npt.NDArray[Any]"
@@ -277,10 +277,10 @@ def _find(elf: Elf, table: Section, name: bytes) -> int:
 
 
 def _go_text(elf: Elf, text: Section) -> int:
-    """Where the code begins that the table of a Go program is about; 0 if that is not known.
+    """The address at which the code of Go begins; 0 if nothing tells it.
 
-    The header of the table does not say since Go 1.26, nor does it in a file that can be loaded anywhere. The
-    section `text` begins with other code if a linker of C made the program.
+    This is for programs whose .gopclntab does not say so: those since Go 1.26, and files that can be loaded
+    at any address. If the C linker made the program, its section `text` begins with C code.
     """
     module = next((s for s in elf.sections if s.name == GO_MODULE), None)
     data = elf.read(module.offset + GO_TEXT_AT, 8) if module else b""
@@ -292,10 +292,10 @@ def _go_text(elf: Elf, text: Section) -> int:
 
 
 class GoFunctions:
-    """The functions of a Go program, by the table that its runtime needs and that strip does not remove.
+    """The functions of a Go program, from .gopclntab: the Go runtime needs this table, and strip keeps it.
 
-    It is empty for a file that is no Go program, for one of 32 bits, for one that was built by a Go release
-    before 1.18, and for one that does not say where the code of Go begins.
+    None is known if the file is no 64-bit little-endian Go program, or was built by a Go before 1.18. None is
+    known either if the C linker made the program and nothing tells where the code of Go begins.
     """
 
     def __init__(self, elf: Elf) -> None:
@@ -321,7 +321,7 @@ class GoFunctions:
         if len(data) < 8 * count + 4:
             return
         self._entries = np.frombuffer(data, "<u4", count=2 * count).reshape(-1, 2).copy()
-        # Behind the code of Go there may be code of C.
+        # C code may follow the code of Go.
         self._end = min(self._start + int.from_bytes(data[-4:], "little"), text.address + text.size)
 
     @property

@@ -3,8 +3,8 @@
 The functions are in the C library (glibc before 2.34: in libpthread), or in a program that is linked
 statically. A return probe replaces the return address on the stack, and unwinding ends there. If a thread is
 cancelled in such a function, code that would run while the stack is unwound, such as C++ destructors, does
-not run. Threads are cancelled while they wait for a condition. Therefore the end of such a wait is probed at
-its last instruction instead of by a return probe.
+not run. The functions in which threads are cancelled are those that wait for a condition. Returns from these
+are therefore probed at their return instructions. Only where these are not known, a return probe is used.
 """
 
 from __future__ import annotations
