@@ -33,8 +33,8 @@ class Progress:
 
     steps: int
     tells_time: bool = True
-    """Whether the minutes left are printed. In an emulated machine they say nothing, because its clock is not
-    that of whoever waits."""
+    """Whether the minutes left are printed. In an emulated machine they are useless, because its clock is
+    not that of the person who waits."""
     done: int = 0
     began: float = field(default_factory=time.monotonic)
 
@@ -96,13 +96,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round, few runs of each load")
     parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}")
-    parser.add_argument("--variants", help="names with semicolons between; default: what is for every kernel")
-    parser.add_argument("--loads", default="", help="beginnings of names with commas between")
-    parser.add_argument("--programs", type=Path, help="directory with bench/programs, compiled")
     parser.add_argument(
-        "--runs", type=int, default=0, help="of each of bench/programs, to take the median of"
+        "--variants", help="variants, separated by semicolons; default: those for every kernel"
     )
-    parser.add_argument("--json", type=Path, help="file to write in place of the report")
+    parser.add_argument(
+        "--loads", default="", help="beginnings of load names, separated by commas; default: all"
+    )
+    parser.add_argument("--programs", type=Path, help="directory of the compiled bench/programs")
+    parser.add_argument(
+        "--runs", type=int, default=0, help="runs of each of bench/programs, of which the median is taken"
+    )
+    parser.add_argument("--json", type=Path, help="file for the figures; no report is written then")
     args = parser.parse_args()
     known = {one.name: one for one in (*VARIANTS, *BY_MECHANISM)}
     names = args.variants.split(";") if args.variants else [one.name for one in VARIANTS]

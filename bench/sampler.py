@@ -3,8 +3,8 @@
 `sudo .venv/bin/python -m bench.sampler` writes bench/build/sampler.json and .md.
 
 Real maps are filled with entries of futex waits, with keys that no window had before and then with the same
-keys again. A real sampler ticks until all of them are folded. All times are processor time of the process. No
-program is attached, so that there is nothing to count but what was filled in.
+keys again. A real sampler ticks until all of them are folded. All times are CPU time of the process. The
+programs are detached, so that nothing is counted but the entries that were filled in.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CONFIG = {
 
 
 class Filled:
-    """A sampler whose programs are not attached, and what fills its maps.
+    """A sampler whose programs have been detached, and methods that fill its maps instead.
 
     With `saved`, the sampler saves its counts as under systemd.
     """
@@ -116,8 +116,8 @@ def begin(doc: str, quick: str) -> tuple[bool, dict[str, str]]:
     """Read the command line of a bench that fills maps.
 
     Return whether the bench is to be quick, and the facts about the host. `quick` is the help text of that
-    option. With the option --ahead, this process, but none that it starts, is scheduled before the processes
-    of others from now on.
+    option. With the option --ahead, this process is scheduled before those of others from now on, but the
+    processes that it starts are not.
     """
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help=quick)
@@ -184,7 +184,7 @@ class Steady:
     cpu_ms: float
     """CPU time of all threads, with the work that comes once a second."""
     blocks: float
-    """By how many blocks of Python's memory there are more after a tick than before it, on average."""
+    """The growth of the number of Python's memory blocks by one tick, on average."""
     peak_bytes: float
     """The most bytes that are allocated at a time within a tick, as the median of the ticks."""
 

@@ -2,10 +2,9 @@
 
 `sudo .venv/bin/python -m bench.scrape [--quick] [--ahead]` writes bench/build/scrape.json and .md.
 
-Maps are filled as in bench/sampler.py. Costs are processor time: the sampler's for the block of numbers that
-it hands over, and the exporter's for the text that it makes of the block, when all lines are new to it and
-when it has kept them. Then a sampler ticks with the most lines of LINES and with FRESH new entries in each
-second, by turns with and without a client that scrapes once a second.
+Maps are filled as in bench/sampler.py. All costs are CPU time: the sampler's for a snapshot, and the
+exporter's for its text, once with all lines new and once with all lines cached. Then a sampler ticks with
+10,000 lines and 10,000 new entries a second, alternately with and without a client that scrapes every second.
 """
 
 from __future__ import annotations
@@ -111,7 +110,8 @@ def cost_of(lines: int) -> Cost:
     text = render()
     shrink = functools.partial(gzip.compress, text, 1, mtime=0)
     parts = answer, answer_under_systemd, kept.sampler.save, render_first, render, shrink
-    rounds = [[cpu_ms(part) for part in parts] for _ in range(ROUNDS)]  # by turns, as the host changes
+    # The parts take turns, because the speed of the host changes.
+    rounds = [[cpu_ms(part) for part in parts] for _ in range(ROUNDS)]
     cost = Cost(_lines(text), len(block), *map(statistics.median, zip(*rounds, strict=True)))
     filled.sampler.close()
     kept.sampler.close()

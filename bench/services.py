@@ -1,7 +1,7 @@
 """Run lockd beside many real services, and check what a Prometheus has seen of it.
 
-`sudo make services` writes bench/build/services.json and .md, and exits with 1 if something is not as it
-should be.
+`sudo make services` writes bench/build/services.json and .md, and exits with 1 if the run deviates from what
+is expected (failures()).
 
 The daemon runs with config/lockd.yaml, and Prometheus with the scrape configuration and alerts that come with
 lockd. In the quiet phase (`--minutes`) no service waits for a lock for long, so no alert on waits may fire.
@@ -289,12 +289,12 @@ def has_series(prometheus: Prometheus, whose: str, began: float, ended: float) -
 
 
 class Memory:
-    """Resident bytes of each process of lockd, looked at every minute."""
+    """Resident bytes of each process of lockd, measured by each look()."""
 
     def __init__(self, daemon: Lockd) -> None:
         self._daemon, self._began = daemon, time.monotonic()
         self.by_process: dict[str, list[tuple[float, int]]] = defaultdict(list)
-        """For each look: minutes since the beginning, and bytes."""
+        """For each look(), the minutes since the beginning and the bytes."""
 
     def look(self) -> None:
         minutes = (time.monotonic() - self._began) / 60
@@ -303,7 +303,7 @@ class Memory:
                 self.by_process[name].append((minutes, memory(pid).resident))
 
     def report(self, minutes: float) -> dict[str, dict[str, Any]]:
-        """The memory within the first `minutes`: until it has settled and after that, and its slope then."""
+        """The memory in the first `minutes`: its means until and after it settles, and its growth then."""
         settled = min(SETTLED_MINUTES, minutes / 4)
         found = {}
         for name, looks in self.by_process.items():
@@ -325,7 +325,7 @@ class Memory:
 
 
 def wait(host: Host, seconds: float, memory: Memory, ended: dict[str, str]) -> None:
-    """Look at lockd's memory every minute, and at whether all services are still there."""
+    """Wait, and every minute measure lockd's memory and note which services have ended."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         memory.look()
@@ -441,10 +441,10 @@ def told(prometheus: Prometheus, began: float, at: float) -> dict[str, Any]:
 
 
 def failures(found: dict[str, Any]) -> list[str]:
-    """What is not as it should be, in words.
+    """The deviations of a run from what is expected, in words; empty if there are none.
 
     Alerts about other units of the host are no failures, since they may be true; the report has them. Some
-    alerts are about a unit and have no comm. Those about lockd itself have neither.
+    alerts are about a unit and have no comm. Those about lockd itself have neither unit nor comm.
     """
     fired = [alert for alert in found["alerts"] if alert["alertstate"] == "firing"]
     true = {(name, case.comm) for case in TRUE_CASES for name in case.alerts}
@@ -530,14 +530,14 @@ def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "--minutes", type=float, default=30.0, help="of the quiet phase; default: %(default)g"
+        "--minutes", type=float, default=30.0, help="minutes of the quiet phase; default: %(default)g"
     )
     parser.add_argument(
-        "--true-minutes", type=float, default=5.0, help="of the true cases; default: %(default)g"
+        "--true-minutes", type=float, default=5.0, help="minutes of the true cases; default: %(default)g"
     )
     parser.add_argument(
         "--services",
-        help="some of them, with commas between; none of them ('') for an idle host; default: all",
+        help="names of services, separated by commas; '' for an idle host; default: all",
     )
     args = parser.parse_args()
     every = services(min(CYCLE_MINUTES, args.minutes) * 60)

@@ -1,6 +1,6 @@
 """The profile of waits off the CPU: the exact times of each process and reason, divided among sampled stacks.
 
-The block of the sampler has the head {"functions": [name, ...], "stacks": [[user, kernel], ...], "groups":
+The sampler's snapshot has the head {"functions": [name, ...], "stacks": [[user, kernel], ...], "groups":
 [[unit, comm, reason, blocked_ns, count, waiting_ns, waiting], ...], "samples": [[group, stack, waker, stack
 of the waker, weight_ns, samples], ...], "time": ..., "monotonic": ...} and no arrays. `user` and `kernel` are
 lists of positions in `functions`, innermost first; groups and stacks of samples are positions too
@@ -88,10 +88,10 @@ Groups = dict[GroupName, Group]
 
 
 def profile_of_waits(query: ProfileQuery, later: Head, earlier: Head | None = None) -> Profile:
-    """The profile of all waits up to the block `later`, or of what came since the block `earlier`.
+    """The profile of waits off the CPU up to the snapshot `later`, or of those added since `earlier`.
 
-    The values of a sample are the blocked time of waits that have ended, the time of the waits that go on,
-    and the number of samples of its stack.
+    A sample has three values: the blocked time of ended waits and the time so far of ongoing ones, both in
+    microseconds, and how many waits were sampled at its stack.
     """
     groups = _read_groups(later)
     profile = Profile("lockd wakers" if query.is_by_waker else "lockd offcpu", VALUES, began=later["time"])
@@ -144,7 +144,7 @@ def _sum(group: Group, more: Group) -> Group:
 
 def _difference(old: Group, new: Group, seconds: float) -> Group:
     """The waits that were added to a group in these seconds."""
-    if new.blocked_ns < old.blocked_ns or new.count < old.count:  # forgotten in between: counts from zero
+    if new.blocked_ns < old.blocked_ns or new.count < old.count:  # it was forgotten, and counts from zero
         old = Group()
     return Group(
         new.blocked_ns - old.blocked_ns,
@@ -194,8 +194,8 @@ def _merged(weights: Iterable[tuple[Place, Weight]]) -> dict[Place, Weight]:
 def _samples(name: GroupName, group: Group, is_by_waker: bool) -> Iterator[Sample]:
     """The waits of a group: its blocked time, divided by the weights of its samples, and its waiting time.
 
-    The weights add up to about the blocked time, as they come from few of the waits. So they only tell the
-    shares of the stacks in the time, which is known exactly.
+    The sum of the weights is not the blocked time, because only few waits are sampled. The weights give the
+    shares of the stacks in the blocked time, which is known exactly.
     """
     labels = {"unit": name.unit, "kind": name.kind}
     reason = Mark(name.kind)

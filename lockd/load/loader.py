@@ -36,8 +36,8 @@ of its records for user-space locks and for kernel locks. For sampled waits they
 and the layout of its records. The map of the processes of CPython is for both.
 """
 SLEEP_SECONDS = 0.001
-"""Sleep before waits that began earlier are entered. The clocks are compared by the time at which this thread
-was last given a CPU, which should be recent."""
+"""How long the loader sleeps before it enters waits that began earlier. The programs compare two clocks by
+the time at which this thread was last given a CPU. The sleep makes that time recent."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
 
 
 def set_queue_secret(bpf_object: BpfObject) -> None:
-    """Give the programs the number by which no user can find two locks with one queue.
+    """Give the programs a random number, so that no user can choose a lock that shares a queue with another.
 
-    The number is in a map, so that it stays as long as the queues do: over a restart that takes the maps
-    over. Compiled programs are kept in a file, and do not contain it. Raises LockdError.
+    The number is in a map, so that it lasts as long as the queues: also over a restart that takes over the
+    maps. Compiled programs are kept in a file, and do not contain it. Raises LockdError.
     """
     bpf_object.set_member("control", "queue_secret", int.from_bytes(os.urandom(8), "little") | 1)
 
@@ -190,9 +190,10 @@ class Attached:
     """(program, function, descriptor) of every BPF program that was loaded."""
 
     def add(self, bpf_object: BpfObject, choice: Choice) -> None:
-        """Attach the hooks of one part of the work, or note the reason why not.
+        """Attach the hooks of one part of a program's work, and load the functions that the sampler runs.
 
-        Raises WayRefusedError if the kernel refuses a required hook.
+        Each hook is noted, with the reason if it is not attached. Optional hooks that this host lacks are
+        left out. Raises WayRefusedError if the kernel refuses a required hook.
         """
         no_way = "" if choice.way else choice.instead_of
         attached = self._attach_many(bpf_object, choice)

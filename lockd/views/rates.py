@@ -34,7 +34,7 @@ MAX_NUMBER = 2**63
 UNKNOWN = "unknown"
 """The daemon's name for a site, a lock or a cause that it does not know."""
 WRONG_SHAPE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""Exceptions that are raised when JSON is read that does not have the expected shape."""
+"""The exceptions that reading JSON raises if it does not have the expected shape."""
 
 
 @dataclass(frozen=True)
@@ -341,11 +341,11 @@ def _lost(row: Row, seconds: float) -> Row:
 
 
 def _without_moves(rows: Sequence[Row], gone: Sequence[Row]) -> Iterator[Row]:
-    """The rows without what only moved to them from other rows of their family, some of which are `gone`.
+    """The rows without growth that came from rows of the same family, some of which are `gone`.
 
-    How much has moved is not known, but the sum of a family only grows. The rates of all rows that gained are
-    therefore reduced in proportion, until their sum is the growth of the family. Blocked time also falls when
-    a wait ends that a filter leaves out: it counted only while it lasted.
+    Only the net growth of a family is new. The gains of its rows are scaled down to that sum, because it is
+    not known which row's loss went where. A family can shrink when a wait ends that a filter leaves out: such
+    a wait counts only while it lasts.
     """
     blocked = _new_shares((row.family, row.blocked_rate) for row in (*rows, *gone))
     counts = _new_shares((row.family, row.count_rate) for row in (*rows, *gone))

@@ -1,6 +1,6 @@
 """An event loop in which time passes as soon as nothing else is to be done, and nothing runs in threads.
 
-So a wait of 30 s takes no time, and the same input always does the same.
+A wait of 30 s therefore takes no time, and the same input always has the same effect.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ class _Selector(selectors.EpollSelector):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """As a context manager, it is the event loop of this thread. At the end of the context it is closed, and
-    an exception that nobody handled is raised."""
+    """An event loop without real waiting.
+
+    As a context manager it is the current one of this thread. At the end it is closed, and raises the first
+    exception that nobody handled.
+    """
 
     def __init__(self) -> None:
         self._chosen = _Selector()

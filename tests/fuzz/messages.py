@@ -1,7 +1,7 @@
 """Harnesses for what lockd's processes say to each other, and what they keep for the next start.
 
-The namer and the exporter read what anybody may have written. So the other processes take nothing that these
-say on trust.
+The namer and the exporter read what strangers wrote. The other processes therefore trust nothing that these
+two send.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ ANSWERS: tuple[Answer, ...] = (
 
 
 class Talker:
-    """Stands for the process of the namer: it forgets what it is asked, and says the input."""
+    """Stands for the process of the namer. It drops all questions, and answers with the input."""
 
     pid = 1
 
@@ -127,7 +127,7 @@ class Talker:
         return said
 
     def kill(self) -> None:
-        """Nothing to end."""
+        """There is no process to end."""
 
     def has_ended(self) -> bool:
         return True
@@ -137,8 +137,8 @@ class Talker:
 
 
 def answers(data: bytes) -> None:
-    """A namer may say anything: the sampler takes only an answer to what it asked, of the types agreed, or
-    else starts another namer."""
+    """Whatever a namer sends, the sampler takes only answers to its questions, with values of the agreed
+    types. After any other message it starts another namer."""
     client.Namer = Talker  # type: ignore[assignment,misc]  # no process
     asker = Resolver()
     asker.answers()  # starts the namer
@@ -257,8 +257,8 @@ def manifest(data: bytes) -> None:
 
 
 def handed_over(data: bytes) -> None:
-    """A loader may send anything and end anyhow: unless it hands over a manifest with its descriptors, the
-    result is a LockdError."""
+    """Whatever a loader sends, and whenever it ends, the result is a manifest with its descriptors or a
+    LockdError. No other descriptor stays open."""
     before = _next_descriptor()
     ours, theirs = socket.socketpair()
     null = os.open(os.devnull, os.O_RDONLY)
@@ -307,7 +307,7 @@ def _cache() -> Path:
 
 
 def kept(data: bytes) -> None:
-    """A kept program is whole, or it is as if there were none. It is read only if its digest is right."""
+    """The cache returns a whole program or none. It reads a kept program only if the digest is right."""
     from lockd.load.compiled import _digest
 
     content = data[1:]
@@ -332,7 +332,7 @@ def _exposition() -> Exposition:
 
 
 def snapshot(data: bytes) -> None:
-    """A block that is not as agreed is an exception, which is answered with 500, and never more than that."""
+    """A block that breaks the protocol does no more than raise an exception, which is answered with 500."""
     head, newline, rest = data.partition(b"\n")
     block = memoryview(len(head).to_bytes(8, "little") + head + rest) if newline else memoryview(data)
     try:
@@ -415,7 +415,7 @@ def conversations() -> list[bytes]:
 
 
 def requests(data: bytes) -> None:
-    """An exporter may send anything: the sampler goes on, and does no more than it is asked for."""
+    """Whatever an exporter sends, the sampler goes on, and does no more than it is asked for."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     wakeup, _other = socket.socketpair()
     exporter = SimpleNamespace(

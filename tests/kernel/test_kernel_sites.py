@@ -34,8 +34,8 @@ def test_the_site_is_in_the_module(name: str, rows: dict[str, list[dict[str, Any
     function = name.removeprefix(CONTENDED_BY)
     static = "lockd_test_semaphore" if function in SEMAPHORE else LOCKS[function[0]]
     assert {row["lock"] for row in rows[name]} == {static}
-    # Where call_FUNCTION() only returns what the kernel's function returns, the compiler makes a jump of the
-    # call, and the site is a caller of call_FUNCTION().
+    # Where call_FUNCTION() ends with a tail call of the kernel's function, it has no frame. The site is then
+    # one of its callers.
     assert {row["site"] for row in rows[name]} <= {f"call_{function}", "take", "do_step"}
 
 

@@ -125,7 +125,7 @@ def test_the_namer_reads_and_has_nothing_else(processes: dict[str, int]) -> None
 def test_the_namer_reads_whoever_has_started_lockd(host: None, tmp_path: Path) -> None:
     """The namer can read other processes even if another user than root starts lockd.
 
-    Unless it is made to, execve() gives no capabilities to a process of such a user.
+    At execve(), a process of such a user keeps only the capabilities in its ambient set.
     """
     names = privileges.capabilities() & (LOADING | READING)
     caps = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in sorted(names))

@@ -19,8 +19,8 @@ def test_what_is_timed_stands_for_all(calls: Lockd, workload: Start) -> None:
     rows = list(csv.DictReader(trace.stop().splitlines()))
     metrics = calls.metrics()
     one.finish()
-    # On a busy host the sampler may be preempted in a map operation. Until it goes on, the kernel runs no
-    # programs on its processor.
+    # On a busy host the sampler may be preempted in a map operation. Until it resumes, the kernel skips BPF
+    # programs on that CPU.
     lost = metrics.sum("lockd_dropped_events_total", map="futex", reason="recursion") - lost_before
     assert CALLS - lost <= metrics.sum("lockd_futex_waits_total", comm=one.comm) <= CALLS
     sys_us = metrics.sum("lockd_futex_sys_seconds_total", comm=one.comm) * 1e6

@@ -13,7 +13,7 @@ CACHE = Path(os.environ.get("LOCKD_CACHE", "/var/cache/lockd-tests"))
 
 
 class NoSource(Exception):
-    """This host's package sources do not lead to what is asked for."""
+    """APT's sources on this host list no mirror for what is asked for."""
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def sources(suite: str) -> str:
-    """Return lines of sources.list for `suite`, from the mirrors this host itself uses. Raises NoSource."""
+    """Return a line of sources.list for `suite`, with the mirror that this host uses. Raises NoSource."""
     shape = "$(REPO_URI) $(ORIGIN) $(RELEASE)"
     listed = subprocess.check_output(
         ["apt-get", "indextargets", "--format", shape, "Created-By: Packages"], text=True
@@ -36,7 +36,7 @@ def sources(suite: str) -> str:
         # Security updates have a mirror of their own.
         if origin == "Debian" and release.endswith("-security") == suite.endswith("-security"):
             return f"deb {mirror} {suite} main\n"
-    raise NoSource(f"host: none of its package sources is a mirror of Debian with {suite}")
+    raise NoSource(f"host: APT's sources list no Debian mirror from which to take {suite}")
 
 
 def proxies() -> list[str]:

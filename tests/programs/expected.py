@@ -1,4 +1,4 @@
-"""What lockd should say about each program: the one table from which the test and docs/lock-names.md come."""
+"""What lockd should say about each program: a table from which the tests and docs/lock-names.md are made."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def _rust(what: str, scenario: str, kind: str, lock: str, site: str) -> Scenario
 
 
 def _java(what: str, scenario: str, kind: str, method: str, waits: int | None = ROUNDS) -> Scenario:
-    # Only C1 compiles. Code of C2 gives up at a branch that is taken for the first time, such as the first
-    # wait for a lock, and goes on in the interpreter, whose methods are in no perf map. Inlined methods are
-    # in none either.
+    # HotSpot uses C1 only. Code of C2 deoptimizes at a branch that is taken for the first time, such as the
+    # first wait for a lock, and the method goes on in the interpreter. Perf maps lack interpreted and inlined
+    # methods.
     options = ("-XX:+PreserveFramePointer", "-XX:TieredStopAtLevel=1", "-XX:CompileCommand=quiet",
                "-XX:CompileCommand=dontinline,Names::*",
                "-XX:CompileCommand=dontinline,java.util.concurrent.locks.ReentrantLock::*",

@@ -48,8 +48,8 @@ def started(*options: str, comm: str = COMM) -> Iterator[Server]:
 def running(directory: Path, *options: str, comm: str = COMM) -> Iterator[Server]:
     """Yield a server that answers. Its data is in the directory, and stays there.
 
-    Its temporary tables are in the directory too: a server that starts removes all that it finds in their
-    place, also those of other servers.
+    Its temporary tables are there too: at its start, a server deletes all tables in the directory for
+    temporary tables, even those of other servers.
     """
     of_data = ("--no-defaults", "--user=root", f"--datadir={directory / 'data'}", f"--tmpdir={directory}")
     if not (directory / "data").exists():

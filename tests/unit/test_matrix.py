@@ -1,4 +1,4 @@
-"""The support matrix: it is read from doctor and from a test run, and the README has what was last seen."""
+"""The support matrix: it is made from `lockd doctor` and a test run, and the README has the latest one."""
 
 from __future__ import annotations
 
@@ -110,8 +110,10 @@ def strings(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("entry", sorted({*kernels.LEFT_OUT, *kernels.ONLY_ON, *kernels.ONLY_THOROUGH}))
 def test_what_is_left_out_is_a_whole_test_or_file(entry: str) -> None:
-    """pytest does not report an entry for which it finds no test, and leaves out every test whose name begins
-    with the entry."""
+    """An entry is the beginning of test names for pytest, which does not report one without any match.
+
+    Each must therefore be the full name of a test or a file.
+    """
     file, _, test = entry.partition("::")
     tree = ast.parse((TESTS / "kernel" / file).read_text())
     if not test:

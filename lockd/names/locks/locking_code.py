@@ -198,8 +198,8 @@ def _classify(stack: Sequence[Frame]) -> list[str]:
 
     A nameless function between locking functions of the same object is locking code, too. So is a nameless
     function of the C library on top of the stack. A nameless function of the C library further out is never
-    a site, but the exported function around it is. Stubs exist only in HotSpot: Java calls the machine
-    through them. Stubs and the interpreter do not end the locking code.
+    a site, but the exported function around it is. Stubs exist only in HotSpot: Java code calls the functions
+    of libjvm.so through them. Stubs and the interpreter do not end the locking code.
     """
     sorts: list[str] = []
     is_java = False
@@ -210,7 +210,7 @@ def _classify(stack: Sequence[Frame]) -> list[str]:
         if is_hotspot and frame.object == JIT_OBJECT and not re.search(r"\.|::", frame.function):
             sort = "stub"
         elif is_java and frame.object == _JVM:
-            sort = "common"  # the code by which the machine calls compiled code: every thread has it
+            sort = "common"  # libjvm.so calls compiled code by it: every thread has it
         if not frame.function and all(s == "locking" for s in sorts):
             outer = next((other for other in stack[i + 1 :] if other.function), None)
             is_same_object = outer is not None and outer.object == frame.object
@@ -274,9 +274,9 @@ def is_pool(variable: str) -> bool:
 
 
 def is_parked_on(lock: str, patterns: Sequence[str]) -> bool:
-    """Whether idle threads park on the lock of this name, by PARKED and further shell patterns.
+    """Whether a lock's name matches PARKED or `patterns`, for locks that idle threads wait for.
 
-    A pattern may leave out the offset of a lock that is part of a variable.
+    A pattern also matches a name that has an offset behind it, such as `+0x18`.
     """
     names = lock, re.sub(r"(:.*)\+0x[0-9a-f]+$", r"\1", lock)
     return any(fnmatchcase(name, pattern) for name in names for pattern in (*PARKED, *patterns))
@@ -578,7 +578,7 @@ PARKED = {
 }
 """Locks that idle threads park on, by shell patterns of their names, and the programs that have them.
 
-The thread with work for another holds such a lock until there is work. A thread that waits for the lock is
+The thread that hands out work holds such a lock until there is some. A thread that waits for the lock is
 idle.
 """
 

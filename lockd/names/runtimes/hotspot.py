@@ -1,6 +1,6 @@
-"""HotSpot, the Java machine: what the threads of a Java program wait for, by the machine's own structures.
+"""HotSpot, the Java virtual machine: its structures tell what the threads of a Java program wait for.
 
-Every thread of Java sleeps on a word of its own, whatever it waits for. The memory of the thread says what it
+Every Java thread sleeps on a word of its own, whatever it waits for. The memory of the thread says what it
 waits for: the monitor that it enters or waits on, or the object that it passed to LockSupport.park(), as all
 classes of java.util.concurrent do. HotSpot describes its structures for debuggers (`gHotSpotVMStructs`), so
 that lockd needs no tables by version. At each wait the BPF programs read the thread's memory in the same way
@@ -24,7 +24,7 @@ from lockd.names.objects.object_file import ObjectFile
 from lockd.names.protocol import HotSpotPlaces
 
 LIBRARY = "libjvm.so"
-"""The object file of the Java machine."""
+"""The object file of HotSpot."""
 STRUCTURES = "gHotSpotVMStructs"
 """The variable that points to the description of HotSpot's structures, an array of STRUCTURE."""
 STRUCTURE = struct.Struct("<QQQi4xQQ")
@@ -80,7 +80,7 @@ _INNER = re.compile(r"\$(?:NonfairSync|FairSync|Sync)$")
 
 @dataclass(frozen=True)
 class JavaWait:
-    """What a thread of Java waits for. All attributes are empty if it is unknown."""
+    """What a Java thread waits for. All attributes are empty if it is unknown."""
 
     name: str = ""
     """The class of the object that the thread waits for."""
@@ -101,7 +101,7 @@ class _Unknown(Exception):
 
 
 class HotSpot:
-    """The Java machine in one process."""
+    """HotSpot in one process."""
 
     def __init__(self, process: Path, library: ObjectFile, bias: int) -> None:
         """`process` is the directory in procfs and `library` is libjvm.so.
@@ -117,10 +117,10 @@ class HotSpot:
         """Bytes that this object takes, about."""
 
     def places(self, thread_pointer: int) -> HotSpotPlaces | None:
-        """Where the memory of this machine's threads says what they wait for. Never raises.
+        """The places in the memory of Java threads that say what the threads wait for. Never raises.
 
-        The places are found once, by a thread of Java with this thread pointer. None until then, and if
-        HotSpot's structures are not as expected.
+        The places are found once, with the help of a Java thread that has this thread pointer. The result is
+        None until then, and if HotSpot's structures are not as expected.
         """
         if self._places is None and thread_pointer:
             # ValueError: a number that cannot be an offset.
@@ -129,7 +129,10 @@ class HotSpot:
         return self._places
 
     def wait(self, number: int, guess: str) -> JavaWait:
-        """What a thread waits for, by the number of its wait and the kind by its futex call. Never raises."""
+        """What a thread waits for, from the number of its wait and the kind `guess` of its futex call.
+
+        Never raises.
+        """
         with contextlib.suppress(_Unknown, OSError), self._memory() as memory:
             if number >> 61 == MONITOR:
                 name = ""
@@ -145,7 +148,7 @@ class HotSpot:
 
     def _find(self, memory: _Memory, thread_pointer: int) -> HotSpotPlaces:
         if self._fields is None:
-            table = memory.word(self._symbol(STRUCTURES))  # which a library that was closed does not tell
+            table = memory.word(self._symbol(STRUCTURES))  # raises _Unknown if the library was closed
             self._fields = {}  # if this fails once, it always does
             self._fields = _structures(memory, table)
         # ZGC has other bits in pointers to objects; compact object headers have the class elsewhere.
@@ -177,9 +180,9 @@ class HotSpot:
         return self._with_thread(memory, places, thread_pointer)
 
     def _with_thread(self, memory: _Memory, places: HotSpotPlaces, thread_pointer: int) -> HotSpotPlaces:
-        """The places with the thread-local variable by which a thread finds its JavaThread.
+        """`places`, completed with the thread-local variable in which a thread keeps its JavaThread pointer.
 
-        The variable needs no symbol: only a JavaThread has an object of Java that points back to it.
+        It is found without a symbol: only a JavaThread has a Java object that points back to it.
         """
         segment = self.library.thread_local_block
         size = min(segment.memory_size, MOST_BLOCK) if segment else 0

@@ -20,14 +20,14 @@ from lockd.sample.series.label_hash import hash_labels
 ASKED_AT_ONCE = 100
 """Lock names that are asked for in a second."""
 SHOWN = 1000
-"""Locks that have names and are shown, at most: those that were held longest."""
+"""The largest number of locks that get names and are shown: those that were held longest."""
 
 
 class HoldTable:
-    """A row for each lock, type and process.
+    """Hold times of kernel locks: a row for each lock address, lock type, and unit and comm of the holders.
 
-    It is apart from the table of contended locks: on the way through one directory a host takes thousands of
-    locks, which would drive out the few that are contended.
+    Contended locks have another table. A walk through one directory tree takes thousands of locks, which
+    would evict the few that are contended.
     """
 
     def __init__(self, resolver: Resolver, type_names: Sequence[str], at_once: int) -> None:
@@ -80,7 +80,7 @@ class HoldTable:
         table = self._table
         table["holding_ns"][:] = 0
         table["holding_tid"][:] = 0
-        order = np.argsort(holding.waited_ns, kind="stable")  # of several threads the last one stays
+        order = np.argsort(holding.waited_ns, kind="stable")  # the longest of several holds overwrites others
         rows = self._rows(holding.codes, holding.addresses, holding.kinds, holding.processes, now)[order]
         table["holding_ns"][rows] = holding.waited_ns[order]
         table["holding_tid"][rows] = holding.tids[order]
@@ -133,7 +133,7 @@ class HoldTable:
     def set_name(self, answer: LockAnswer) -> None:
         """Give the lock of an answer its name, unless the lock has left the table.
 
-        A provisional answer is none: the namer was lost with the question, which is to be asked again.
+        A provisional answer has no name: the namer was lost with the question, which will be asked again.
         """
         row = int(self._table.find(np.array([answer.key], np.uint64))[0])
         if row >= 0 and answer.is_provisional:
@@ -144,7 +144,7 @@ class HoldTable:
     def choose_shown(self, processes: Columns, addresses: Columns, types: Columns, most: int) -> ShownHolds:
         """Return the holds of these contended locks, and those of at most `most` other locks.
 
-        A lock that comes several times, as it was waited for at several sites, has its holds the first time.
+        If a lock comes several times, because it was waited for at several sites, only the first has holds.
         """
         codes = np.array([hash_labels(process) for process in processes], np.uint64)
         rows = self._table.find(mix(codes, addresses, types))

@@ -137,8 +137,10 @@ def test_functions_of_a_stripped_go_program(
 
 @pytest.mark.parametrize("told_by", ["symbol", "module", "linker", ""])
 def test_where_the_code_of_a_go_program_begins(program: Path, tmp_path: Path, told_by: str) -> None:
-    """Since Go 1.26 the table does not say where the code begins, and C code comes first if the linker of C
-    made the program."""
+    """Since Go 1.26 .gopclntab does not say where the code of Go begins.
+
+    If the C linker made the program, .text begins with C code.
+    """
     table, module, go = tmp_path / "table", tmp_path / "module", tmp_path / "go"
     at = addresses(program)["main"]
     table.write_bytes(go_table(("main.main",), 0))
@@ -215,7 +217,7 @@ def test_members_of_structs_leave_nothing_in_memory(tmp_path: Path, monkeypatch:
 
 
 def test_of_a_file_that_was_closed_nothing_is_read(tmp_path: Path) -> None:
-    """Somebody may have a file that the cache has closed, and its descriptor may be another's by then."""
+    """Somebody may still use a file that the cache has closed. By then, another file may have its number."""
     bombs = with_bombs(tmp_path)
     descriptor = os.open(bombs, os.O_RDONLY | os.O_CLOEXEC)
     elf = Elf(descriptor)

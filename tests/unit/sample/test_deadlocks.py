@@ -1,4 +1,4 @@
-"""Tests of deadlocks: each real one is found and told once, and nothing else is told."""
+"""Tests of deadlocks: each real one is found and reported once, and nothing else is reported."""
 
 from __future__ import annotations
 
@@ -560,7 +560,8 @@ def test_threads_that_go_on_waiting_need_no_namer() -> None:
 @given(events=EVENTS)
 @example(events=HOLDER_CHANGES)
 def test_whatever_threads_do_meanwhile(is_resting: bool, most_asked: int, events: list[Any]) -> None:
-    """Owners are read one by one while threads go on. Each ring found is real, and in the end all are found.
+    """Owners are read one by one while threads run on. Every deadlock found is real, and all are found in the
+    end.
 
     This also holds if the namer rests whenever no question needs it, and if only one lock can be asked about
     at a time.
