@@ -216,7 +216,10 @@ def named_children(sampler: int) -> dict[str, int]:
 
 
 def wait_for_children(sampler: int) -> dict[str, int]:
-    """Wait until all of named_children() run, which may be after "serving on"; RuntimeError after 30 s."""
+    """Wait until the exporter and the namer run, and return named_children().
+
+    The namer may start after lockd has said "serving on". Raises RuntimeError after 30 s.
+    """
     deadline = time.monotonic() + CHILDREN_SECONDS
     while len(found := named_children(sampler)) < len(CHILDREN):
         if time.monotonic() > deadline:

@@ -124,7 +124,7 @@ class Service:
 
         No source is charged with the text, so a scraper is never refused because of others at its address.
         The cost is bounded: there are two formats, whichever versions a client accepts, and at most five
-        answers a second.
+        answers a second. More are made only after requests of /-/settled, which are charged.
         """
         answer = await self.link.ask(REQUEST_METRICS)
         encode, content_type = choose_encoder(OPENMETRICS if _accepts_openmetrics(accept) else "")
@@ -261,10 +261,10 @@ class Handler(RequestHandler):
         return not is_local and not is_ip(name)
 
     def _remove_body_headers(self) -> bool:
-        """Remove the headers that announce a body. Returns whether there were any.
+        """Remove the headers that announce a body. Returns whether they announce one that is not empty.
 
-        Without them tornado does not read the body. The answer is an error, which closes the connection.
-        Otherwise tornado would read the body in vain, and log a traceback for each body with invalid chunks.
+        Tornado then does not read the body, and the answer is an error, which closes the connection. With the
+        headers it would read the body in vain, and log a traceback for each body with invalid chunks.
         """
         headers = self.request.headers
         has_body = "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"

@@ -104,7 +104,7 @@ class KernelTypes:
         return any(self._name(value.name_off) == f"BPF_FUNC_{name}" for value in values)
 
     def _member(self, index: int, name: str) -> tuple[int, int] | None:
-        """Return the offset in bits and the type of a member of the struct with this index, if it has it."""
+        """Return the offset in bits and the type of a struct's member `name`; None if there is none."""
         index = self._lib.btf__resolve_type(self._btf, index)
         kind = self._type(index)
         address = self._address(index) + ctypes.sizeof(_Type)

@@ -23,10 +23,13 @@ from lockd.kernel.manifest import Layout
 log = logging.getLogger(__name__)
 
 LOAD_IMMEDIATE, NUMBER, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE = 0x18, 0, 1, 2
-"""The operation in the first byte of a BPF instruction that loads a constant, and the kinds of constants, in
-the high half of the second byte: a number, a map, or a place in the only element of a map. The operation
-takes two instructions. Bytes 4 to 7 of the first instruction have the map, and bytes 4 to 7 of the second the
-offset of the place. For a number they have its two halves."""
+"""The BPF operation that loads a constant, and the kinds of constants: a number, a map, or a place in the
+only element of a map.
+
+The operation is the first byte of an instruction, and the kind is the high half of its second byte. It takes
+a second instruction as well. Bytes 4 to 7 of the two are the halves of a number, or the map and the offset
+of the place.
+"""
 CALL, HELPER, PSEUDO_KERNEL_FUNCTION = 0x85, 0, 2
 """The operation that calls a function, and the kinds of functions in the high half of the second byte. Bytes
 4 to 7 have the number of a helper, or the BTF id of a function of the kernel."""

@@ -305,7 +305,7 @@ RELEASING = (
 
 
 def _lock_holds() -> Part:
-    """Return the part that sees every acquisition and release of sleeping kernel locks."""
+    """Return the part that sees acquisitions and releases of the kernel's mutexes, rwsems and semaphores."""
     fentry: list[Candidate] = []
     kprobe: list[Candidate] = []
     for lock_type, name in RELEASING:

@@ -93,7 +93,7 @@ class Mappings:
         """The program or library that an address belongs to; None for other memory.
 
         The variables that are zero at the start are in anonymous memory right behind the file's mappings. A
-        heap can follow there, which then counts to the image as well.
+        heap that follows them there counts as part of the image.
         """
         index = self._index(address)
         if index < 0:

@@ -59,11 +59,11 @@ class ObjectCache:
     def load_mapped(
         self, process: Path, mapping: Mapping, memory: int, root: Root = UNKNOWN_ROOT
     ) -> Key | None:
-        """The key of the file behind a mapping, which is read if the cache does not have it.
+        """The key of the file behind a mapping. The file is read if the cache does not have it.
 
         The first arguments are those of open_mapped(), and `root` is the root directory of the process.
-        Returns None if the file cannot be opened or has no symbols. If it cannot be opened any more, the key
-        that it had before is returned, unless it was evicted.
+        Returns None if the file has no symbols. If the file cannot be opened, the result is the key of the
+        file that was opened for this mapping before; None if there is none, or if it was evicted.
         """
         try:
             file = open_mapped(process, mapping, memory)

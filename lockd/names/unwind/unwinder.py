@@ -74,9 +74,10 @@ def unwind(code: Code, capture: Capture) -> tuple[int, ...]:
 
 
 def unwind_returns(code: Code, capture: Capture, max_frames: int) -> tuple[tuple[int, int], ...]:
-    """At most `max_frames` addresses as unwind() returns, each with the one where its function will continue.
+    """At most `max_frames` pairs: an address as unwind() returns it, and where its function will continue.
 
-    Debuggers show the second address. It is the return address, without the byte that unwind() subtracts.
+    Debuggers show the second address. Where the first one lies in a call, the second one is a byte later: it
+    is the return address.
     """
     if len(capture.registers) not in MACHINES:
         return tuple((address - (i > 0), address) for i, address in enumerate(capture.frames[:max_frames]))

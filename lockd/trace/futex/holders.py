@@ -45,7 +45,8 @@ class HolderRow(Held):
     kind: str = ""
     lock: str = ""
     holder: str = ""
-    """The first function outside of the locking code, or a value in parentheses."""
+    """The first function outside of the locking code of the release. A value in parentheses says why there is
+    none."""
     frames: tuple[str, ...] = ()
     """Functions, outermost first; empty if no release was seen."""
 
