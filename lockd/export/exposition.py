@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import mod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -20,11 +20,15 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     InfoMetricFamily,
 )
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from lockd.errors import LockdError
 from lockd.export.catalog import CATALOG, Metric
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+else:
+    Collector = object  # prometheus_client has the class since 0.14; Ubuntu 22.04 has 0.9, without it
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
 Encode = Callable[[CollectorRegistry], bytes]

@@ -6,6 +6,7 @@ import array
 import itertools
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from lockd.export.catalog import CATALOG
 from lockd.export.exposition import Exposition, SnapshotError, own_usage
 from lockd.messages import pack, unpack
 from tests.needs import need
-from tests.support.exporter_process import EDGES, full_block
+from tests.support.exporter_process import EDGES, REPOSITORY, full_block
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -83,6 +84,22 @@ def test_own_usage_without_anything_from_the_sampler(procfs: Path) -> None:
     text = expose(pack({"metrics": [], "buckets": EDGES}, {}), procfs)
     assert 'lockd_cpu_seconds_total{process="exporter"} 3.0' in text
     assert own_usage(Path("/proc"))["lockd_resident_bytes"] > 1 << 20
+
+
+WITHOUT_COLLECTOR = """
+import prometheus_client.core
+del prometheus_client.registry.Collector
+from lockd.export.exposition import Exposition
+from lockd.messages import pack, unpack
+block = memoryview(pack({"metrics": [], "buckets": []}, {}))
+print(Exposition(prometheus_client.generate_latest).text(*unpack(block)).decode())
+"""
+
+
+def test_a_prometheus_client_without_the_class_collector_will_do() -> None:
+    """The class came with prometheus_client 0.14, and Ubuntu 22.04 has 0.9."""
+    text = subprocess.check_output([sys.executable, "-c", WITHOUT_COLLECTOR], cwd=REPOSITORY, text=True)
+    assert '\nlockd_cpu_seconds_total{process="exporter"} ' in text
 
 
 def test_promtool_has_nothing_to_say_but_about_microseconds(procfs: Path) -> None:
