@@ -13,11 +13,12 @@ APT_NEED = Path(__file__).parents[3] / "deploy" / "apt-need"
 PROGRAMS = {
     "dpkg-query": """
         case $4 in
-        one) ;;
+        one) times=1 ;;
+        of-two-architectures) times='1 2' ;;
         removed) printf "$(printf %s "$3" | sed 's/${db:Status-Status}/config-files/')" && exit ;;
         *) exit 1 ;;
         esac
-        printf "$(printf %s "$3" | sed 's/${db:Status-Status}/installed/')"
+        for time in $times; do printf "$(printf %s "$3" | sed 's/${db:Status-Status}/installed/')"; done
     """,
     # apt's own words are those of the language.
     "apt-cache": """
@@ -47,7 +48,7 @@ def apt_need(*packages: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([APT_NEED, *packages], check=False, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("package", ["one", "absent|one"])
+@pytest.mark.parametrize("package", ["one", "of-two-architectures", "absent|one"])
 def test_nothing_is_asked_for_what_is_installed(package: str, asked: Path) -> None:
     assert apt_need(package).returncode == 0
     assert not asked.exists()
