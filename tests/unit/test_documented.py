@@ -1,14 +1,19 @@
-"""Every metric and every label value is documented with its definition, and nothing else is."""
+"""Every metric and every label value is documented with its definition, and nothing else is.
+
+The documented commands that make users are tried as well.
+"""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from docs import generate
 from lockd.export.catalog import CATALOG, Metric
+from tests.needs import needs
 from tests.support.watch_files import RECORDED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,3 +65,21 @@ def test_every_label_value_is_documented() -> None:
 
 def test_every_group_has_metrics() -> None:
     assert {generate.group_of(metric) for metric in CATALOG.values()} == set(generate.GROUPS)
+
+
+@needs("systemd-sysusers")
+def test_the_users_are_made_as_documented(tmp_path: Path) -> None:
+    """The commands of the documents are typed in a checkout; here they only say what they would do."""
+    commands = [
+        command
+        for page in PAGES
+        for command in re.findall(
+            r"^\$ sudo (systemd-sysusers .*?)(?: +#.*)?$", page.read_text(), re.MULTILINE
+        )
+    ]
+    assert commands
+    for command in commands:
+        harmless = command.replace("systemd-sysusers", f"systemd-sysusers --dry-run --root={tmp_path}")
+        done = subprocess.run(["sh", "-c", harmless], cwd=ROOT, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert {"'lockd'", "'lockd-namer'"} <= set(re.findall(r"Creating user (\S+)", done.stderr)), command
