@@ -154,7 +154,9 @@ install: ## install lockd, its systemd unit and its users (PREFIX, SYSCONFDIR, D
 	install -m 644 deploy/sysusers.d/lockd.conf $(DESTDIR)$(USERS)
 	@$(make_users)
 	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
-	@echo "installed; start it with: systemctl enable --now lockd"
+	@if [ -z "$(DESTDIR)" ] && systemctl is-active --quiet lockd 2>/dev/null; then \
+		echo "installed; the old version still runs until: systemctl restart lockd"; \
+	else echo "installed; start it with: systemctl enable --now lockd"; fi
 
 # Its users stay, as distributions have it: files may still be theirs, and must not be the next user's.
 uninstall: ## stop lockd and remove its files, except its configuration and its users

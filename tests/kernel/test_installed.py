@@ -160,6 +160,29 @@ def test_a_package_has_the_file_that_makes_the_users_and_none_of_them(tmp_path: 
     assert not (tmp_path / "etc/passwd").exists()
 
 
+START = "installed; start it with: systemctl enable --now lockd"
+
+
+@pytest.mark.parametrize(
+    ("is_active", "root", "told"),
+    [
+        (True, "", "installed; the old version still runs until: systemctl restart lockd"),
+        (False, "", START),
+        (True, "/", START),  # for another system, whatever runs on this one
+    ],
+)
+def test_after_an_upgrade_it_says_that_the_old_version_still_runs(
+    is_active: bool, root: str, told: str, own_etc: tuple[str, ...], tmp_path: Path
+) -> None:
+    systemctl = tmp_path / "bin/systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text(f"#!/bin/sh\n[ $1 != is-active ] || exit {0 if is_active else 3}\n")
+    systemctl.chmod(0o755)
+    path = f"PATH={systemctl.parent}:{os.environ['PATH']}"
+    words = (f"PREFIX={tmp_path}/usr", f"SYSCONFDIR={tmp_path}/etc", f"DESTDIR={root}")
+    assert make("install", *words, before=(*own_etc, "env", path)).splitlines()[-1] == told
+
+
 def test_without_sysusers_it_says_how_to_make_them(tmp_path: Path) -> None:
     root = root_with_users(tmp_path / "root")
     told = make("install", f"DESTDIR={root}", "SYSUSERS=no-such-program")
