@@ -25,8 +25,6 @@ from lockd.config.rules import NULL, STR, Broken, Fault, Rule, boolean, choice, 
 from lockd.errors import ConfigError
 
 VERSIONS = {
-    "TLS10": ssl.TLSVersion.TLSv1,
-    "TLS11": ssl.TLSVersion.TLSv1_1,
     "TLS12": ssl.TLSVersion.TLSv1_2,
     "TLS13": ssl.TLSVersion.TLSv1_3,
 }
@@ -63,8 +61,6 @@ _HEADERS: dict[str, tuple[str, ...]] = {  # with the values that a header can ha
 }
 AEAD_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """The default ciphers for TLS 1.2: with forward secrecy, and without CBC."""
-OLDER_CIPHERS = "ECDHE+AES"
-"""More ciphers if min_version is TLS 1.0 or 1.1, which have no AEAD ciphers."""
 MOST_COST = 14
 """The highest cost of a bcrypt hash. A check then takes a second of CPU time, and each step doubles it."""
 _BCRYPT = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
@@ -278,10 +274,7 @@ def tls_context(config: Path, tls: TlsServer, files: Mapping[str, Path]) -> ssl.
 
 
 def _ciphers(tls: TlsServer) -> str:
-    if tls.cipher_suites:
-        return ":".join(CIPHERS[name] for name in tls.cipher_suites)
-    has_aead = VERSIONS[tls.min_version] >= ssl.TLSVersion.TLSv1_2
-    return AEAD_CIPHERS if has_aead else f"{AEAD_CIPHERS}:{OLDER_CIPHERS}"
+    return ":".join(CIPHERS[name] for name in tls.cipher_suites) or AEAD_CIPHERS
 
 
 def _no_password() -> str:

@@ -261,7 +261,7 @@ def web_configurations() -> list[bytes]:
     tls = "tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n"
     more = (
         "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: cert.pem\n"
-        "  client_allowed_sans: [a.example]\n  min_version: TLS10\n  max_version: TLS12\n"
+        "  client_allowed_sans: [a.example]\n  min_version: TLS12\n  max_version: TLS12\n"
         "  cipher_suites: [TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA]\n  curve_preferences: [CurveP384]\n"
     )
     headers = (
@@ -279,7 +279,7 @@ WEB_WORDS = (
     b"key_file: ",
     b"cert.pem", b"key.pem", b"web.yml", b"pipe", b"/dev/zero", b"client_auth_type: ",
     b"VerifyClientCertIfGiven", b"NoClientCert",
-    b"TLS13", b"TLS10", b"cipher_suites: []", b"[", b"]", b"{", b"}", b": ", b"- ", b"null", b"$2y$10$",
+    b"TLS13", b"TLS12", b"cipher_suites: []", b"[", b"]", b"{", b"}", b": ", b"- ", b"null", b"$2y$10$",
     b"\xff",
     b"&a ", b"*a", b"'", b'"', b'"\\e"', b"Strict-Transport-Security: ",
 )  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from lockd.export.web_config import Settings, WebConfig
 from lockd.process import isolation
 from lockd.service.exporter import check_web_config
 from tests.support.exporter_process import REPOSITORY, shared_directory
-from tests.unit.export.test_tls import certificate
+from tests.unit.export.test_tls import certificate, trusting
 
 HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
 
@@ -71,7 +73,8 @@ def test_users_and_headers(tmp_path: Path) -> None:
             "tls_server_config: {cert_file: a}",
             "web.yml:1: tls_server_config: {cert_file: a} has one of cert_file and key_file; TLS needs both",
         ),
-        ("tls_server_config: {min_version: TLS14}", "min_version: TLS14 is not one of TLS10"),
+        ("tls_server_config: {min_version: TLS11}", "min_version: TLS11 is not one of TLS12, TLS13"),
+        ("tls_server_config: {max_version: TLS14}", "max_version: TLS14 is not one of TLS12, TLS13"),
         (
             "tls_server_config: {min_version: TLS13, max_version: TLS12}",
             "min_version: TLS13 is above max_version, TLS12",
@@ -248,9 +251,30 @@ def test_ciphers_of_tls_1_2_forget_their_keys_and_are_no_cbc(tmp_path: Path) -> 
     found = ciphers(tmp_path, "")
     assert {"ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-RSA-AES256-GCM-SHA384"} <= found
     assert all(re.fullmatch("ECDHE-(ECDSA|RSA)-.*(GCM|POLY1305).*", name) for name in found)
-    assert "ECDHE-RSA-AES128-SHA" in ciphers(tmp_path, ", min_version: TLS11")
     asked = ciphers(tmp_path, ", cipher_suites: [TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA]")
     assert asked == {"ECDHE-RSA-AES128-SHA"}
+
+
+@pytest.mark.parametrize("version", web_config_file.VERSIONS)
+def test_a_handshake_with_each_version_succeeds(tmp_path: Path, version: str) -> None:
+    """OpenSSL has versions that it takes as a limit, and with which every handshake fails."""
+    trusted = certificate(tmp_path, "localhost")
+    names = "cert_file: localhost.crt, key_file: localhost.key"
+    settings = read(
+        tmp_path, f"tls_server_config: {{{names}, min_version: {version}, max_version: {version}}}"
+    )
+    assert settings.tls
+    client = trusting(trusted)
+    client.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        settings.tls.wrap_bio(to_server, to_client, server_side=True),
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+    ]
+    for end in ends * 4:  # more turns than any version takes
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    assert [end.version() for end in ends] == [version.replace("TLS1", "TLSv1.")] * 2
 
 
 @pytest.mark.parametrize(
