@@ -39,8 +39,9 @@ SYSCONFDIR := /etc
 DESTDIR :=
 LIB := $(PREFIX)/lib/lockd
 # systemd searches no other prefix.
-UNIT := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib,$(SYSCONFDIR))/systemd/system/lockd.service
-USERS := $(PREFIX)/lib/sysusers.d/lockd.conf
+OF_SYSTEMD := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib,$(SYSCONFDIR))
+UNIT := $(OF_SYSTEMD)/systemd/system/lockd.service
+USERS := $(OF_SYSTEMD)/sysusers.d/lockd.conf
 SYSUSERS := systemd-sysusers
 # What starts leave there: programs as they were compiled.
 CACHE := /var/cache/lockd

@@ -153,10 +153,17 @@ def test_users_are_made_who_cannot_log_in_and_stay(tmp_path: Path) -> None:
     assert {path for path in left if not path.startswith("etc/")} == set()
 
 
-def test_a_package_has_the_file_that_makes_the_users_and_none_of_them(tmp_path: Path) -> None:
-    make("install", f"DESTDIR={tmp_path}")
-    file = tmp_path / "usr/lib/sysusers.d/lockd.conf"
+@pytest.mark.parametrize(
+    ("prefix", "place"), [("/usr", "usr/lib"), ("/usr/local", "usr/local/lib"), ("/opt/lockd", "etc")]
+)
+def test_a_package_has_the_file_that_makes_the_users_and_none_of_them(
+    prefix: str, place: str, tmp_path: Path
+) -> None:
+    """The file is where systemd searches for such files, as the unit is."""
+    make("install", f"DESTDIR={tmp_path}", f"PREFIX={prefix}")
+    file = tmp_path / place / "sysusers.d/lockd.conf"
     assert file.read_text() == (ROOT / "deploy/sysusers.d/lockd.conf").read_text()
+    assert (tmp_path / place / "systemd/system/lockd.service").exists()
     assert not (tmp_path / "etc/passwd").exists()
 
 
