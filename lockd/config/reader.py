@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from lockd.printable import printable
 
 LARGEST_FILE = 1_048_576
 """Most bytes of a file that can be a configuration. A larger file, or /dev/zero, was named by mistake."""
+_INDICATOR = re.compile(r"[*&!%@`]|:(?![\s\0])")
+"""A character that does not begin text in YAML. Before a blank, a colon is the one between key and value."""
 
 
 class Section(Protocol):
@@ -105,7 +108,7 @@ def read_text(kind: type[S], text: str, file: str, may_be_empty: bool = True) ->
         mark = error.problem_mark or error.context_mark
         where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
         says = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError(f"{where}: not valid YAML: {says}") from None
+        raise ConfigError(f"{where}: not valid YAML: {says}{_rule_of_quotes(error)}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{file}:{line}: not valid YAML: {error.reason}") from None
@@ -122,6 +125,14 @@ def read_text(kind: type[S], text: str, file: str, may_be_empty: bool = True) ->
     if reader.problems:
         raise ConfigError("\n".join(text for _, text in sorted(reader.problems)))
     return values
+
+
+def _rule_of_quotes(error: yaml.MarkedYAMLError) -> str:
+    """What to say if the error is about a value such as *.service or [:9776]; else nothing."""
+    for mark in (error.context_mark, error.problem_mark):
+        if mark and (begins := _INDICATOR.match(mark.buffer or "", mark.pointer)):
+            return f"; rule: a value that begins with {begins[0]} is in quotes"
+    return ""
 
 
 class Reader:

@@ -232,6 +232,19 @@ def test_not_yaml(data: bytes, message: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["*", "*.service", "*x", "%x", "@x", "`x", "&.x", "!x!y", "[:9776]", "[*]"])
+def test_a_value_without_the_quotes_that_it_needs(value: str) -> None:
+    (problem,) = problems(f"period: {value}\n")
+    assert problem.endswith(f"; rule: a value that begins with {value.strip('[]')[0]} is in quotes")
+
+
+@pytest.mark.parametrize("text", ["a: b: c", "a: b : c", "a: [b", "a: 'x", "a: ]", "a:\n\tb: 1"])
+def test_what_no_quotes_would_mend(text: str) -> None:
+    (problem,) = problems(text)
+    assert "not valid YAML" in problem
+    assert "quotes" not in problem
+
+
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read this configuration: No such file"):
         load(tmp_path / "none.yaml")
