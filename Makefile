@@ -73,7 +73,7 @@ test-all: ready ## run every test, on every kernel, and `make run` and `make tes
 kernels: ready ## run the tests of the programs on all other kernels, in emulated machines
 	@$(TOOLS) $(VENV)/bin/pytest tests/vm $(ARGS)
 
-ready:
+ready: ## install what the tests need, build their programs, and make .venv with the tools
 	@$(call as_root,install packages and trace the kernel)
 	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES)
 	@tests/unpack $(UNPACKED) $(UNPACKED_PACKAGES)

@@ -37,6 +37,15 @@ def test_every_package_is_installed_by_make_test() -> None:
     assert set(PACKAGES.values()) <= installed()
 
 
+def test_the_set_up_begins_with_what_targets_without_root_need() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    commands = re.findall(r"^\$ ((?:sudo )?make [a-z-]+)", text, re.MULTILINE)
+    assert commands[0] == "sudo make ready"
+    assert "python3-venv" in installed()  # for .venv
+    listed = subprocess.check_output(["make", "help"], cwd=ROOT, text=True)
+    assert {command.removeprefix("sudo ") for command in commands} <= set(re.findall(r"make [a-z-]+", listed))
+
+
 def test_servers_are_unpacked_where_only_others_were(tmp_path: Path) -> None:
     """The list of servers may grow: the marks of an older list on a machine must not hide what it lacks."""
     (tmp_path / "servers").mkdir()
