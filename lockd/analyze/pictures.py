@@ -44,12 +44,11 @@ def figure(records: Records, lock: int) -> Figure:
     starts = statistics.period_starts(records)
     seconds = statistics.seconds(records, starts)
     of_lock = records.where(records.rows["lock"] == lock)
-    name = f"{records.label(lock)} ({records.types[lock]})"
+    name = f"{_plain(records.label(lock))} ({records.types[lock]})"
     for total in statistics.totals(records, "lock")[:LINES]:
         rows = records.where(records.rows["lock"] == total.subject)
-        _draw(
-            waiting, seconds, statistics.waiting_threads(rows, starts)[1], label=records.label(total.subject)
-        )
+        label = _plain(records.label(total.subject))
+        _draw(waiting, seconds, statistics.waiting_threads(rows, starts)[1], label=label)
     waiting.legend(loc="upper right", fontsize="small")
     _describe(waiting, "Threads that wait, on average over a period", "threads")
     _draw(threads, seconds, statistics.waiting_threads(of_lock, starts)[0])
@@ -78,6 +77,11 @@ def as_svg(drawn: Figure) -> str:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "lockd"}):
         drawn.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _plain(name: str) -> str:
+    """A name as matplotlib shows it as it is: text between two dollars would be a formula."""
+    return name.replace("$", r"\$")
 
 
 def _draw(axes: Axes, seconds: Any, values: Any, **more: Any) -> None:

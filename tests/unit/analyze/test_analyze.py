@@ -351,6 +351,18 @@ def test_png_and_page_are_written(file: Path, tmp_path: Path, capfd: pytest.Capt
     assert capfd.readouterr().out == ""
 
 
+def test_a_name_with_dollars_is_no_formula(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java's lambdas have names with two dollars."""
+    need("python3:matplotlib")
+    monkeypatch.setattr(Records, "label", lambda self, lock: "shop:Cart$$Lambda/0x1")
+    page = tmp_path / "x.html"
+    assert cli.main(["analyze", "--html", str(page), str(file)]) == 0
+    picture = re.search(r"<svg.*</svg>", page.read_text(), re.DOTALL)
+    assert picture and "shop:Cart$$Lambda/0x1" in picture[0]
+
+
 def test_without_matplotlib_the_package_is_named(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
