@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -82,13 +83,11 @@ def run(options: Options) -> int:
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # names in any encoding
     signal.signal(signal.SIGTERM, _terminated)  # without it the terminal would keep its alternate screen
-    try:
-        if options.once or not is_terminal:
-            _show_once(watch, Console(width=None if is_terminal else _pipe_width(), markup=False))
-        else:
-            _show_live(watch, Console(markup=False))
-    except KeyboardInterrupt:
-        pass
+    if options.once or not is_terminal:
+        _show_once(watch, Console(width=None if is_terminal else _pipe_width(), markup=False))
+        return 0
+    with contextlib.suppress(KeyboardInterrupt):
+        _show_live(watch, Console(markup=False))
     return 0
 
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from lockd.advice import ADVICE
-from tests.support.top_daemon import KINDS, SECOND, Daemon, fails, lock, serving, tables, thread, top
+from tests.support.top_daemon import (
+    KINDS,
+    PYTHON,
+    ROOT,
+    SECOND,
+    Daemon,
+    fails,
+    lock,
+    serving,
+    tables,
+    thread,
+    top,
+)
 
 
 @pytest.fixture
@@ -263,3 +278,16 @@ def test_a_slow_daemon_is_asked_again(daemon: Daemon) -> None:
     daemon.threads = lambda n: [thread(blocked_us=n // 3 * SECOND, blocked_count=n // 3)]
     (row,) = tables(top("--once", f"--url={daemon.url}").stdout)["threads"]
     assert row["BLOCKED/S"] == "1.00s"
+
+
+def test_ctrl_c_before_there_is_a_result(daemon: Daemon) -> None:
+    command = [PYTHON, "-m", "lockd", "top", "--once", "--interval=1h", f"--url={daemon.url}"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        deadline = time.monotonic() + 30
+        while not daemon.looks["threads"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.1)
+        child.send_signal(signal.SIGINT)
+        assert child.communicate(timeout=30) == (b"", b"")
+        assert child.returncode == 130
