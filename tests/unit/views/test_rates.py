@@ -153,6 +153,14 @@ def looked(daemon: Daemon, read: Callable[[Client], Table], *looks: list[dict[st
     return table
 
 
+def test_an_ongoing_wait_is_no_older_after_a_restart_of_the_daemon(daemon: Daemon) -> None:
+    """The tables begin anew, but the programs go on and know since when a thread waits."""
+    before = lock("0x10", waiting=1, waiting_us=300 * SECOND, blocked_us=100 * SECOND, blocked_count=5)
+    after = lock("0x10", waiting=1, waiting_us=301 * SECOND, blocked_us=0, blocked_count=0)
+    (row,) = looked(daemon, Client.locks, [before], [after]).rows
+    assert row.blocked_rate == 1.0
+
+
 MANY = [lock(f"{number:#x}") for number in range(MAX_ROWS["locks"])]
 """As many locks as the daemon returns at most."""
 
