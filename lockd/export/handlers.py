@@ -27,7 +27,6 @@ from lockd.errors import LockdError
 from lockd.export.basic_auth import BasicAuth, TooManyPasswords
 from lockd.export.detail import (
     HOLDER,
-    MOST_ROWS,
     OFFCPU,
     WAKER,
     ProfileQuery,
@@ -37,7 +36,6 @@ from lockd.export.detail import (
     profile_of,
     program_of,
     render_table,
-    table_rows,
     with_waiting,
 )
 from lockd.export.exposition import Encode, Exposition
@@ -495,8 +493,7 @@ def _make_profile(query: ProfileQuery, later: Answer, earlier: Answer | None = N
     if before is None:
         return profile
     seconds = head["monotonic"] - before[0]["monotonic"]
-    is_cut = sum(1 for _ in table_rows("locks", *before)) >= MOST_ROWS
-    return between(profile_of(query, *before), profile, seconds, is_cut)
+    return between(profile_of(query, *before), profile, seconds, before[0]["tables"]["locks"]["is_cut"])
 
 
 def _log(handler: RequestHandler) -> None:

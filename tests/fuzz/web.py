@@ -52,6 +52,7 @@ def detail_block() -> bytes:
     threads = {**text, "thread_comm": ["one", "two"]}
     tables = {
         name: {
+            "is_cut": False,
             "text": threads if name == "threads" else text,
             "numbers": ["tgid", "tid", "blocked_us", "waiting_us", "blocked_count"],
             "lists": {"stack": [["sell", "main"], []], "holders": [HOLDERS, []]},

@@ -64,6 +64,7 @@ def detail_block(rows: int = 3) -> bytes:
     whole = ("tid", "tgid", "blocked_count")
     tables = {
         name: {
+            "is_cut": False,
             "text": {
                 "unit": [f"unit-{row % 2}" for row in range(rows)],
                 "comm": [f"comm-{row}" for row in range(rows)],

@@ -35,6 +35,8 @@ SHOWN = 1000
 """Rows that one table of an answer to /api/v1 has at most."""
 SHOWN_BY_PROCESS = 500
 """Rows of a table that go to processes by turns, FLOOR to each, before others go to the longest waits."""
+SHOWN_IDLE = 250
+"""Rows, out of SHOWN, that are kept for what is no contention: threads that wait for work, or off the CPU."""
 SHOWN_UNCONTENDED = 250
 """Rows, out of SHOWN, that are kept for locks that were held and not waited for."""
 
@@ -221,7 +223,7 @@ class ContentionTables:
         self, advice: Mapping[int, str], arrays: dict[str, npt.NDArray[Any]]
     ) -> dict[str, Any]:
         threads, locks = self.threads, self.locks
-        rows = _top_rows(threads)
+        rows = _top_rows(threads, SHOWN)
         lock_rows = locks.find(threads["lock_key"][rows])
         return {
             "text": {
@@ -238,17 +240,18 @@ class ContentionTables:
         self, now: float, holders: Mapping[tuple[int, int], int], arrays: dict[str, npt.NDArray[Any]]
     ) -> dict[str, Any]:
         locks = self.locks
-        rows = _top_rows(locks)
+        rows = _top_rows(locks, SHOWN)
         if self.holds:
-            first = rows[: SHOWN - SHOWN_UNCONTENDED]
+            first = _top_rows(locks, SHOWN - SHOWN_UNCONTENDED)
             contended = locks["process"][first], locks["address"][first], locks["kind_number"][first]
             holds = self.holds.choose_shown(*contended, most=SHOWN - len(first))
-            rows = rows[: SHOWN - len(holds.uncontended)]
+            rows = _top_rows(locks, SHOWN - len(holds.uncontended))
         # The key is for profiles of some seconds. It is no column of the table, as /api/v1 does not show it.
         arrays["locks.key"] = locks["key"][rows].view(np.int64)
         arrays["locks.holder_tid"] = self._holders(rows, holders)
         arrays["locks.threads"] = self.count_threads(now)[rows].astype(np.int64)
         table = {
+            "is_cut": len(rows) < len(locks),  # for profiles of some seconds as well
             "text": {
                 **_label_columns(locks, rows),
                 "lock": [str(name or "") for name in locks["lock"][rows]],
@@ -297,25 +300,31 @@ def lock_key(program: str, tgids: Columns, addresses: Columns, *rest: Columns) -
     return mix(np.full(len(addresses), PROGRAMS.index(program)), tgids, addresses, *rest)
 
 
-def _top_rows(table: Table) -> Rows:
+def _top_rows(table: Table, most: int) -> Rows:
     """Return the rows that are shown: those that are stuck in contention first, then by blocked time.
 
-    The best rows of each process are among them, so that whoever asks for one process or unit finds it on a
-    busy host as well.
+    Contention comes before everything else: threads that wait for work, as those of a pool do, wait much
+    longer. The best rows of each process are among them, so that whoever asks for one process or unit finds
+    it on a busy host as well.
     """
     live = np.flatnonzero(table.used)
     weight = table["blocked_ns"][live] + table["waiting_ns"][live]
+    is_contention = np.isin(table["kind"][live].astype(str), NOT_CONTENTION, invert=True)
+    is_contention &= table["program"][live] != OFFCPU
     # What is stuck now must not be cut off by what waited much before.
-    is_contended = np.isin(table["kind"][live].astype(str), NOT_CONTENTION, invert=True)
-    is_stuck = (table["waiting_ns"][live] > 0) & (table["program"][live] != OFFCPU) & is_contended
-    if len(live) <= SHOWN:
-        chosen = np.arange(len(live))
-    else:
+    is_stuck = is_contention & (table["waiting_ns"][live] > 0)
+    chosen = np.arange(len(live))
+    if len(live) > most:
         numbers: dict[Name, int] = {}
-        owners = [numbers.setdefault(name, len(numbers)) for name in table["process"][live]]
-        has_floor = np.ones(len(live), np.bool_)
-        tiers = is_stuck.astype(np.int64)
-        chosen = rank(tiers, weight, np.array(owners), has_floor, SHOWN_BY_PROCESS)[:SHOWN]
+        owners = np.array([numbers.setdefault(name, len(numbers)) for name in table["process"][live]])
+
+        def best(of: Rows, count: int) -> Rows:
+            tiers, has_floor = is_stuck[of].astype(np.int64), np.ones(len(of), np.bool_)
+            return of[rank(tiers, weight[of], owners[of], has_floor, SHOWN_BY_PROCESS)[:count]]
+
+        idle = np.flatnonzero(~is_contention)
+        contended = best(np.flatnonzero(is_contention), most - min(len(idle), SHOWN_IDLE))
+        chosen = np.concatenate([contended, best(idle, most - len(contended))])
     rows: Rows = live[chosen][np.lexsort((-weight[chosen], ~is_stuck[chosen]))]
     return rows
 

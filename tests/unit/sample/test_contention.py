@@ -31,11 +31,11 @@ def detail(monkeypatch: pytest.MonkeyPatch) -> ContentionTables:
 
 def wait(
     detail: ContentionTables, locks: list[int], tid: int, now: float, comm: str = "shop", ns: int = 1000,
-    tgid: int = 0,
+    tgid: int = 0, kind: str = "lock",
 ) -> None:  # fmt: skip
     """Count one wait of thread `tid` for each lock. `locks` are keys; key 1 gets the name `lock1`."""
     ones = np.ones(len(locks), np.int64)
-    kinds, kind_names = np.zeros(len(locks), np.int64), np.array(["lock"], object)
+    kinds, kind_names = np.zeros(len(locks), np.int64), np.array([kind], object)
     process = np.empty(len(locks), object)
     process[:] = [("shop.service", comm)] * len(locks)
     who = np.zeros(len(locks), [("tgid", np.uint32), ("thread_comm", "S16")])
@@ -45,7 +45,7 @@ def wait(
         now,
         lambda at: {
             "program": PROGRAMS.index("futex"),
-            "kind": "lock",
+            "kind": kind,
             "lock": [f"lock{locks[i]}" for i in at],
             "process": process[at],
             "tgid": tgid,
@@ -109,6 +109,36 @@ def test_a_process_is_shown_however_many_locks_others_have(
     wait(detail, [1, 2, 3], tid=9, now=1.0, comm="quiet", ns=1)
     comms = detail.tables(1.0, {}, {})[0]["locks"]["text"]["comm"]
     assert comms == ["shop"] * 8 + ["quiet"] * 2
+
+
+def test_threads_that_wait_for_work_take_no_place_of_contention(
+    detail: ContentionTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads of a pool wait for work for hours, each at a condition variable of its own."""
+    monkeypatch.setattr(module, "SHOWN", 10)
+    monkeypatch.setattr(module, "SHOWN_BY_PROCESS", 4)
+    monkeypatch.setattr(module, "SHOWN_IDLE", 3)
+    for number in range(20):
+        wait(detail, [1000 + number], tid=1000 + number, now=1.0, ns=10**12, kind="cond")
+    for number in range(9):
+        wait(detail, [1 + number], tid=1 + number, now=1.0)
+    tables = detail.tables(1.0, {}, {})[0]
+    for name in ("locks", "threads"):
+        assert tables[name]["text"]["kind"] == ["cond"] * 3 + ["lock"] * 7
+    assert tables["locks"]["is_cut"]
+
+
+def test_what_waits_for_work_has_the_places_that_are_left(
+    detail: ContentionTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHOWN", 10)
+    wait(detail, [1, 2], tid=1, now=1.0)
+    wait(detail, list(range(1000, 1008)), tid=2, now=1.0, kind="cond")
+    assert not detail.tables(1.0, {}, {})[0]["locks"]["is_cut"]
+    wait(detail, list(range(1000, 1020)), tid=2, now=1.0, kind="cond")
+    table = detail.tables(1.0, {}, {})[0]["locks"]
+    assert table["text"]["kind"].count("cond") == 8
+    assert table["is_cut"]
 
 
 @pytest.mark.parametrize(
