@@ -320,7 +320,8 @@ def _top_rows(table: Table, most: int) -> Rows:
 
         def best(of: Rows, count: int) -> Rows:
             tiers, has_floor = is_stuck[of].astype(np.int64), np.ones(len(of), np.bool_)
-            return of[rank(tiers, weight[of], owners[of], has_floor, SHOWN_BY_PROCESS)[:count]]
+            found: Rows = of[rank(tiers, weight[of], owners[of], has_floor, SHOWN_BY_PROCESS)[:count]]
+            return found
 
         idle = np.flatnonzero(~is_contention)
         contended = best(np.flatnonzero(is_contention), most - min(len(idle), SHOWN_IDLE))

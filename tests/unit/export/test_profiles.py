@@ -74,6 +74,7 @@ def block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
     numbers = dict(zip(("blocked_us", "waiting_us", "blocked_count"), rest, strict=True))
     numbers["tgid"] = [10] * n
     table = {
+        "is_cut": False,
         "text": {column: list(values) for column, values in text.items()},
         "numbers": list(numbers),
         "lists": {"stack": list(stack), "holders": [held, *[[]] * (n - 2), KERNEL_HOLDERS]},

@@ -132,6 +132,7 @@ def test_what_waits_for_work_has_the_places_that_are_left(
     detail: ContentionTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SHOWN", 10)
+    monkeypatch.setattr(module, "SHOWN_IDLE", 3)
     wait(detail, [1, 2], tid=1, now=1.0)
     wait(detail, list(range(1000, 1008)), tid=2, now=1.0, kind="cond")
     assert not detail.tables(1.0, {}, {})[0]["locks"]["is_cut"]
