@@ -29,6 +29,9 @@ DURATION = re.compile(r"(?P<before>\[|offset |:(?=\d+[smh]\]))(?P<number>\d+)(?P
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 LONG_SECONDS = 300
 """The least duration, in seconds, that makes faster() divide the durations of an expression."""
+HOURS_SECONDS, HOURS_FASTER = 6 * 3600, 6
+"""The least duration, in seconds, that makes faster() divide by so many times the factor. A sum over six hours
+is reached after hours, which would be longer than faults last."""
 TEMPLATES = ("/usr/share", SERVERS / "usr/share/prometheus")
 """The directory where Debian's Alertmanager expects its templates, and the path where they were unpacked."""
 WITH_TEMPLATES = (
@@ -102,10 +105,16 @@ class Prometheus:
 
 
 def faster(expr: str, factor: int) -> str:
-    """The expression, with all ranges and offsets divided if one of them is LONG_SECONDS or more."""
-    if not any(_seconds(match) >= LONG_SECONDS for match in DURATION.finditer(expr)):
+    """The expression, with all ranges and offsets divided if one of them is LONG_SECONDS or more.
+
+    With `factor` 1 all is as it was.
+    """
+    longest = max(map(_seconds, DURATION.finditer(expr)), default=0)
+    if longest < LONG_SECONDS:
         return expr
-    return DURATION.sub(lambda match: f"{match['before']}{_seconds(match) // factor}s", expr)
+    if longest >= HOURS_SECONDS and factor > 1:
+        factor *= HOURS_FASTER
+    return DURATION.sub(lambda match: f"{match['before']}{max(_seconds(match) // factor, 1)}s", expr)
 
 
 def faster_rules(path: Path, factor: int) -> dict[str, Any]:
