@@ -9,8 +9,8 @@ alertmanager.yml notifies receivers in this process. At first there is no fault,
 all faults are present at the same time. Then all faults end, and all alerts must end.
 
 If a rule has a duration of five minutes or more, all of its durations are divided by `--faster`, or by six
-times that if it has one of six hours or more. So is Alertmanager's group_interval. Scrapes are then up to three
-times as frequent, so that the shorter ranges still have samples. All else is as committed.
+times that if it has one of six hours or more. So is Alertmanager's group_interval. Scrapes are then up to
+three times as frequent, so that the shorter ranges still have samples. All else is as committed.
 
 While the faults last, every expression of the dashboards, rules and documents is queried
 (bench/expressions.py), and the commands of each runbook are run.

@@ -30,8 +30,8 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 LONG_SECONDS = 300
 """The least duration, in seconds, that makes faster() divide the durations of an expression."""
 HOURS_SECONDS, HOURS_FASTER = 6 * 3600, 6
-"""The least duration, in seconds, that makes faster() divide by so many times the factor. A sum over six hours
-is reached after hours, which would be longer than faults last."""
+"""The least duration, in seconds, that makes faster() divide by so many times the factor. A sum over six
+hours is reached after hours, which would be longer than faults last."""
 TEMPLATES = ("/usr/share", SERVERS / "usr/share/prometheus")
 """The directory where Debian's Alertmanager expects its templates, and the path where they were unpacked."""
 WITH_TEMPLATES = (
