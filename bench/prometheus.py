@@ -29,9 +29,10 @@ DURATION = re.compile(r"(?P<before>\[|offset |:(?=\d+[smh]\]))(?P<number>\d+)(?P
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 LONG_SECONDS = 300
 """The least duration, in seconds, that makes faster() divide the durations of an expression."""
-HOURS_SECONDS, HOURS_FASTER = 6 * 3600, 6
+HOURS_SECONDS, HOURS_FASTER = 6 * 3600, 2
 """The least duration, in seconds, that makes faster() divide by so many times the factor. A sum over six
-hours is reached after hours, which would be longer than faults last."""
+hours is reached after hours, which would be longer than faults last. With more than twice the factor, the
+slow alert about an objective would come before the fast one."""
 TEMPLATES = ("/usr/share", SERVERS / "usr/share/prometheus")
 """The directory where Debian's Alertmanager expects its templates, and the path where they were unpacked."""
 WITH_TEMPLATES = (

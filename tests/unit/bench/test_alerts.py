@@ -108,7 +108,7 @@ def test_what_is_held_back_may_be_sent_only_when_its_source_has_ended() -> None:
         ("x unless x offset 10m", "x unless x offset 60s"),
         ("a:x:rate5m", "a:x:rate5m"),
         ("sum_over_time(a:x:rate5m[1h:1m]) / 60", "sum_over_time(a:x:rate5m[360s:6s]) / 60"),
-        ("sum_over_time(a:x:rate5m[6h:1m]) / 360", "sum_over_time(a:x:rate5m[360s:1s]) / 360"),
+        ("sum_over_time(a:x:rate5m[6h:1m]) / 360", "sum_over_time(a:x:rate5m[1080s:3s]) / 360"),
     ],
 )
 def test_long_durations_are_divided(expr: str, divided: str) -> None:
