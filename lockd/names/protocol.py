@@ -34,8 +34,8 @@ NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, OverflowError,
 STACKS = 8192
 """The most stacks that are remembered, so that equal stacks share memory. A busy host's locks have fewer."""
 TEXTS, LONGEST_SHARED = 10_000, 1_000
-"""The most names of functions and locks that are remembered for the same reason, and the longest of them in
-characters."""
+"""The most names of functions and locks that are remembered, so that equal names share memory, and the length
+of the longest of these in characters."""
 MOST_FUNCTIONS = 64
 """Functions of each stack of a StackAnswer, at most."""
 

@@ -205,8 +205,8 @@ static __always_inline bool needs_holder(struct hold *hold, u32 tid, u64 release
 
 /* The thread `tid` holds the lock `key`, for which the current thread waits from `now` on. If the lock is one
  * of the process `tgid`, only a thread of this process can hold it. The holder has not changed its state for
- * some time, and counts as having held the lock for that time, but at most since `since`, from when on
- * threads have waited for it. As many threads as wait now count as waiting all that time. */
+ * some time, and counts as having held the lock for that time. Time before `since` does not count, because
+ * nobody waited for it then. As many threads as wait now count as waiting all that time. */
 static __always_inline void follow_holder(struct hold *hold, u64 *key, u32 tgid, u32 tid, u64 since,
                                           u64 waited, u64 waiting, u64 now)
 {
@@ -219,7 +219,7 @@ static __always_inline void follow_holder(struct hold *hold, u64 *key, u32 tgid,
     begin_hold(hold, key, tid, t, waited - (waiting - 1) * span, waiting, now - span);
 }
 
-/* A time in the units of note_return(), of which 32 bits are 73 minutes. A longer time counts as that. */
+/* Return a time in units of 1024 ns. 32 bits of these are 73 minutes; a longer time counts as 73 minutes. */
 static __always_inline u32 in_units(u64 ns)
 {
     u64 units = ns >> 10;
