@@ -200,6 +200,25 @@ def test_what_the_holder_did_before_anybody_waited_is_no_cause(either: Lockd) ->
 
 
 @mode_calls_is_thorough
+def test_a_holder_that_waits_for_a_kernel_lock(either: Lockd) -> None:
+    """The lock in user space stores no owner, so only at its release is it known who held it. By then the holder
+    has the lock of the kernel as well."""
+
+    def attempt() -> list[str]:
+        one = Workload("holder_in_kernel", 20, comm=name("inner"))
+        one.hurry()
+        truth = one.run()
+        found = causes(either, one.comm)
+        one.kill()
+        print(truth, found)
+        total = sum(found.values())
+        share = found.get("lock", 0.0) / total if total else 0.0
+        return [f"lock: {share:.3f} of {total:.3f}"] if share < 1 - POINTS else []
+
+    in_one_of_some_tries(attempt)
+
+
+@mode_calls_is_thorough
 def test_the_holder_of_a_short_hold_needs_not_be_followed(either: Lockd) -> None:
     """Threads compute for 20 us with the lock held, so the holder runs or has lost its CPU."""
 

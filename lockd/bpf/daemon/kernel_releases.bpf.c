@@ -20,7 +20,7 @@ struct awaited_lock {
     u64 type; /* enum lock_type */
 };
 
-/* By thread id, the kernel lock that a thread waits for; valid while `awaits` in the thread's entry is 1. */
+/* By thread id, the kernel lock that a thread waits for; valid while the thread's entry says AWAITS_LOCK. */
 BPF_TABLE("hash", u32, struct awaited_lock, awaited_locks, WAITS_ENTRIES);
 
 /* Return the address of the lock of the kernel that a thread waits for, or 0. */
@@ -47,7 +47,7 @@ static __always_inline void await_lock(u64 address, u32 type)
         t = entry_of(tid);
     }
     if (t && !awaited_locks.update(&tid, &awaited))
-        t->awaits = 1;
+        t->awaits |= AWAITS_LOCK;
 }
 
 /* The current thread has got the lock that it waited for, or gives up. */
@@ -56,9 +56,9 @@ static __always_inline void await_no_lock(void)
     u32 tid = bpf_get_current_pid_tgid();
     struct thread *t = entry_of(tid);
 
-    if (!t || !t->awaits)
+    if (!t || !(t->awaits & AWAITS_LOCK))
         return;
-    t->awaits = 0;
+    t->awaits &= ~AWAITS_LOCK;
     awaited_locks.delete(&tid);
 }
 

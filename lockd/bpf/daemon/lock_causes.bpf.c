@@ -121,11 +121,11 @@ static __always_inline void note_absence(struct absence *absence, u32 tid, struc
     absence->state = t->state;
     absence->iowait = t->iowait;
     absence->detail = t->detail;
-    absence->in_kernel = t->awaits;
+    absence->in_kernel = !!(t->awaits & SLEPT_FOR_LOCK);
     absence->lock = is_futex_wait(t->nr) && t->detail <= KIND_PI ? t->call.uaddr : 0;
 #ifdef WITH_KERNEL_HOLDERS
-    if (t->awaits)
-        absence->lock = lock_awaited_by(tid);
+    if (t->awaits) /* if it has got the lock, it is not known any more which one that was */
+        absence->lock = t->awaits & AWAITS_LOCK ? lock_awaited_by(tid) : 0;
 #endif
 }
 

@@ -258,7 +258,7 @@ static __always_inline void join_its_queue(void *ctx, u64 task, u32 tid, struct 
     }
 #endif
 #ifdef WITH_KERNEL_HOLDERS
-    if (t->awaits && t->state != STATE_RUNNABLE)
+    if (t->awaits & SLEPT_FOR_LOCK)
         join_kernel_queue(tid, t, now);
 #endif
 }
@@ -519,7 +519,7 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
         futex_abandoned(t, now);
 #endif
 #ifdef WITH_KERNEL_HOLDERS
-        if (t->awaits) /* the end of its wait was not seen */
+        if (t->awaits & AWAITS_LOCK) /* the end of its wait was not seen */
             awaited_locks.delete(&tid);
 #endif
         remove_thread(tid);
@@ -538,6 +538,9 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
     if (preempted || !task_state) { /* what it was doing does not matter: it waits for a CPU */
         t->state = STATE_RUNNABLE;
         t->off_since = now;
+#ifdef WITH_KERNEL_HOLDERS
+        t->awaits &= AWAITS_LOCK;
+#endif
         return;
     }
 #endif
@@ -561,6 +564,11 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
         futex_wait_began(ctx, task, registers, t, tid, t->nr, now);
 #endif
     u32 state_now = 0;
+#ifdef WITH_KERNEL_HOLDERS
+    t->awaits &= AWAITS_LOCK;
+    if (t->awaits && t->state != STATE_RUNNABLE)
+        t->awaits |= SLEPT_FOR_LOCK;
+#endif
 #ifdef WITH_HOLDERS
     READ_CURRENT(task, TASK_STATE, state_now);
     if (state_now && !(state_now & TASK_WAKING)) /* else it was woken meanwhile, and waits for a CPU */

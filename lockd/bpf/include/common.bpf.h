@@ -151,6 +151,10 @@ enum queued { QUEUED_NOT, QUEUED_BY_USER, QUEUED_IN_KERNEL };
 #define THREAD_ID_NOTED 1 /* its id in its pid namespace is known (lock_causes.bpf.c) */
 #define THREAD_HOLDS 2 /* others wait for a lock that it holds, and what it does is noted there */
 
+/* What a thread has to do with a lock of the kernel (kernel_releases.bpf.c). */
+#define AWAITS_LOCK 1 /* it waits for one, whether it sleeps or not */
+#define SLEPT_FOR_LOCK 2 /* it is away from its CPU for one or, while it is on a CPU, was so the last time */
+
 /* A thread that was switched out at least once. The thread itself writes this, except `woken_at` and
  * `waker`, which its waker writes, `queued`, which its waker sets back, and `flags`.
  *
@@ -173,7 +177,7 @@ struct thread {
     u8 detail; /* of the system call: enum futex_kind, file_kind, clone_kind or poll_kind */
     u8 flags; /* THREAD_* */
     u8 queued; /* enum queued: the sort of lock in whose queue it is counted */
-    u8 awaits; /* 1: it waits for a lock of the kernel, whether it sleeps or not (kernel_releases.bpf.c) */
+    u8 awaits; /* AWAITS_LOCK, SLEPT_FOR_LOCK */
     struct call call; /* moved here from `running` when the thread leaves the CPU */
     u32 looked_up; /* time at which the lock of `call` was last found in known_locks, in units of 1 << 20 ns
                     */
