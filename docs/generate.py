@@ -36,14 +36,17 @@ the thread that waits. Threads of the kernel that form a pool, or of which each 
 `kworker`, `ksoftirqd`. Names that end in `_us` are in microseconds; all others are in base units.
 
 Totals are exact. For each counter, the sum over all label sets and `lockd_retired_value` is what happened,
-less what `lockd_dropped_events_total` counts. The exceptions are `lockd_futex_sys_seconds_total`, which
-is estimated from a sample where there are many calls, and the seconds by holder and by cause of locks
-(`lockd_futex_lock_holder_seconds_total`, `lockd_futex_lock_cause_seconds_total`, and the same for kernel
-locks).
-`/metrics` never has more lines than `series.max`
-(10,000), but for deadlocks and advised processes, which have 303 lines at most: an event whose label set has
-no series counts in the series whose name labels are `other`. An event that finds no room in a map of the
-kernel (`lockd_overflow_events_total`) counts there too. Its process is not known, so no filter applies to it.
+less what `lockd_dropped_events_total` counts. Some counters are estimates instead:
+
+- `lockd_futex_sys_seconds_total`, from a sample of the calls where there are many of them;
+- the seconds by holder and by cause of locks (`lockd_futex_lock_holder_seconds_total`,
+  `lockd_futex_lock_cause_seconds_total`, and the same for kernel locks), from a sample of the releases;
+- `lockd_go_mutex_wait_seconds_total`, from the sample that the Go runtime takes.
+
+`/metrics` never has more lines than `series.max` (10,000). Deadlocks and advised processes are not included
+in this: they have 303 lines at most. An event whose label set has no series counts in the series whose name
+labels are `other`. An event that finds no room in a map of the kernel (`lockd_overflow_events_total`) counts
+there too. Its process is not known, so no filter applies to it.
 
 ## Definitions
 

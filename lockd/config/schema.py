@@ -95,13 +95,13 @@ class Futex(Program):
 
 @dataclass(frozen=True)
 class Offcpu(Program):
-    """All other waits that take a thread off the CPU, with the thread that ended each of them."""
+    """All waits off the CPU, those for locks included, with the process that ended each of them."""
 
     mechanism: str = key(
         choice("auto", "tracepoint"),
         "auto",
-        "How the program is attached to the kernel. There is one mechanism, tracepoints, which every "
-        "kernel has that lockd runs on.",
+        "How the program is attached to the kernel. Tracepoints are the only mechanism, and every supported "
+        "kernel has them.",
     )
 
 
@@ -321,7 +321,7 @@ class Budget:
         "Share of the CPU time of one processor for the tables and profiles that one client address asks "
         "for (all addresses of this host count as one). An address can save up 10 s of unused time. When "
         "that is used up, its requests are answered with status 429 (come back later). Scrapes of /metrics "
-        "are never refused. See docs/web.md.",
+        "are not charged. See docs/web.md.",
         reloads=True,
     )
 

@@ -80,7 +80,7 @@ _ERROR_HEADERS = {
 
 
 class Service:
-    """The state that the handlers share: the link, users, limits and the texts that were made."""
+    """What all handlers share: the link to the sampler, web configuration, limits and rendering."""
 
     def __init__(self, link: SamplerLink, web: WebConfig, share: float) -> None:
         self.link = link
@@ -93,17 +93,17 @@ class Service:
         self._slow: Counter[str] = Counter()
         """Slow requests that are being answered, by source."""
         self._expositions: dict[str, Exposition] = {}
-        """Expositions by content type; only the thread uses them."""
+        """Makers of the text of /metrics, by content type. Only `_thread` uses them."""
         # One thread is enough: rendering holds Python's global lock, so two threads would take turns.
         self._thread = ThreadPoolExecutor(1, "render")
 
     def close(self) -> None:
-        """Cancel the work in threads."""
+        """Cancel renderings that have not begun, and all checks of passwords."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self.auth.close()
 
     async def render(self, source: str | None, make: Callable[[], T]) -> T:
-        """Call `make` in the thread, so that others are served meanwhile. Returns its result.
+        """Call `make` in the thread for rendering, while other requests are served. Returns its result.
 
         The CPU time is charged to `source`, if there is one.
         """
@@ -176,7 +176,7 @@ class Service:
 
 @stream_request_body  # so that a request can be refused before its body is read
 class Handler(RequestHandler):
-    """Users, limits and errors, which are the same for every path."""
+    """The checks of a request, the headers and the errors, which are the same for every path."""
 
     content_policy = "default-src 'none'"
     is_charged = True

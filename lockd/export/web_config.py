@@ -51,10 +51,11 @@ class Settings:
 
 
 class WebConfig:
-    """Reads the file at `path`, and reads it again when it has changed.
+    """Reads the web configuration at `path`, and reads it again when it has changed.
 
-    The constructor raises ConfigError if the file is invalid. The file `stored` has the protections in force,
-    for an exporter that replaces this one.
+    Without a path, the defaults of Settings are in force. The file `stored` has the names of the protections
+    in force, and an exporter that replaces this one reads them there. The constructor raises ConfigError if
+    the configuration is invalid, or if it lacks one of these protections.
     """
 
     def __init__(self, path: Path | None, stored: BinaryIO | None = None) -> None:

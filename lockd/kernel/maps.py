@@ -133,7 +133,7 @@ class HashMap:
         return total
 
     def _try(self, operation: Any, *arguments: Any) -> int:
-        """Call an operation until it is not BUSY; return 0 or its errno."""
+        """Call an operation until it succeeds or fails with an error not in BUSY; return 0 or the errno."""
         while operation(self.fd, *arguments):
             if (code := ctypes.get_errno()) not in BUSY:
                 return code

@@ -157,7 +157,7 @@ class Written:
         return any((window - number + 1) % NUMBERS < NUMBERS // 2 for window in last)
 
     def mark(self, what: str) -> None:
-        """Mark `what` as written in the current window, for an entry that no program has added."""
+        """Mark `what` as written in the current window, as programs do. For entries that tests add."""
         number = self._control.number
         self._last[self._positions[what] + (number & 1)] = number
 

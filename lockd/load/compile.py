@@ -155,10 +155,10 @@ def _map_facts(fd: int) -> MapFacts:
 
 
 def _btf(btf_id: int) -> bytes:
-    """Return the type information with this id, which bcc loaded; empty if it is not found.
+    """Return the type information (BTF) with this id, which bcc loaded; empty if it is not found.
 
-    bcc does not give its descriptor away, so that all descriptors of this process are searched. Opening
-    another one by the id would take CAP_SYS_ADMIN.
+    bcc has a descriptor of it but does not return it, so all descriptors of this process are searched. To
+    open another one by the id takes CAP_SYS_ADMIN.
     """
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

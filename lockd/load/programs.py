@@ -194,8 +194,8 @@ def can_attach_many(mechanism: str) -> bool:
         if mechanism == "kprobe":
             os.close(attach_many(program, mechanism, [TRIED_FUNCTION]))
             return True
-        # The first kernels with these links take the pid of a process for that of a thread. Since this was
-        # corrected (46ba0e49b642) the kernel checks the pid first, and returns EINVAL for this one.
+        # The first kernels with links to many places in a file take the id of a process for that of a thread.
+        # Since this was corrected (46ba0e49b642) the kernel checks the id first, and returns EINVAL for -1.
         path, offset = ctypes.create_string_buffer(b"/"), ctypes.c_uint64()
         attr = UprobeMulti(
             program, 0, ATTACH_TYPES[MULTI[mechanism]], 0, ctypes.addressof(path),

@@ -62,8 +62,8 @@ class Exporter:
         exporter tells the next what keeps people out.
         """
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # A send to the exporter never blocks, whatever it does. The socket has room for a few unread answers
-        # only, as each of them keeps its block in memory.
+        # A send to the exporter never blocks, whatever the exporter does. The socket has room for only a few
+        # unread answers, because the block of each answer stays in memory until the answer is read.
         self.control.setblocking(False)
         self.control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)
         with theirs:

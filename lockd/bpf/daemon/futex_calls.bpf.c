@@ -317,7 +317,8 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
     here->call.since = 0;
 }
 
-/* Called at sched_switch: the current thread is leaving this CPU to wait in a futex call. */
+/* Called at sched_switch: the current thread, whose entry is `t`, is leaving this CPU to sleep in a futex
+ * call. Nothing is done for a call that only wakes others. */
 static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, u64 now)
 {
     if (t->call.guess >= KIND_WAKE)

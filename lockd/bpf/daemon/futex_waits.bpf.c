@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /* Mode blocked of the futex program: futex waits, from the time at which the thread leaves its CPU to the
- * time at which it runs again. No program is attached to a system call. The saved user registers tell at a
- * switch-out which call the thread is in, and its state tells that it sleeps in the call by its own will: a
- * page fault and a lock of the kernel in such a call are uninterruptible, and a stopped thread has a state
- * of its own. How the call ends stays unknown. */
+ * time at which it runs again. No program is attached to a system call. At a switch-out, the saved user
+ * registers show in which call the thread is. Its state shows whether it waits for the futex: only this sleep
+ * is interruptible. A page fault or a kernel lock in the call makes it sleep uninterruptibly, and a stopped
+ * thread has a state of its own. The result of the call is not known. */
 
 /* The current thread, whose user registers are `registers`, leaves its CPU to sleep interruptibly in the
- * system call `nr`, which is a futex call or one of a 32-bit program. */
+ * system call `nr`, which is a futex call, or NR_COMPAT for any call of a 32-bit program. */
 static __always_inline void futex_wait_began(void *ctx, u64 task, struct pt_regs *registers, struct thread *t,
                                              u32 tid, s16 nr, u64 now)
 {
@@ -29,7 +29,7 @@ static __always_inline void futex_wait_began(void *ctx, u64 task, struct pt_regs
         capture_waiter(ctx, task, t, now);
 }
 
-/* The wait of a thread that runs again has ended. */
+/* The wait of a thread that runs again has ended; `t` is its entry. */
 static __always_inline void futex_wait_ended(u64 task, struct thread *t, u64 now)
 {
     u64 blocked = now - t->off_since;

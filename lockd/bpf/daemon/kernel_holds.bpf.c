@@ -482,8 +482,8 @@ static __always_inline void hold_untimed(u64 lock)
         holding->untimed = 1;
 }
 
-/* Attached to osq_unlock(), which ends spinning for an rwsem. No tracepoint is called before spinning.
- * From now on the thread holds the lock that it asked for, or it goes on to wait for it. */
+/* Attached to osq_unlock(), with which a thread ends spinning for an rwsem. No tracepoint shows this
+ * spinning. If the thread got the lock by spinning, its hold begins now. Otherwise it goes on to wait. */
 int lock_spun_for(probed *ctx)
 {
     struct kernel_holding_key at = {

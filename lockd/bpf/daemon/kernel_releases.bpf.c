@@ -8,7 +8,7 @@
 
 #define RELEASE_FRAMES 28 /* some eight of them are of the wake-up and of this program */
 
-struct kernel_release { /* END_RELEASE of a lock of the kernel */
+struct kernel_release { /* sample of a wait for a kernel lock that ended by END_RELEASE */
     struct release release;
     u64 frames[RELEASE_FRAMES]; /* the stack of the thread that released it, innermost first, up to a 0 */
 };

@@ -263,7 +263,8 @@ static __always_inline void join_its_queue(void *ctx, u64 task, u32 tid, struct 
 #endif
 }
 
-/* The wait of `task` for a lock ends at `now`; `t` is its entry. */
+/* The wait of `task` for a lock ends at `now`; `t` is its entry. If it is `woken`, the current thread wakes
+ * it. Otherwise it runs again after a wake-up that was not seen. */
 static __always_inline void leave_its_queue(void *ctx, u64 task, u32 tid, struct thread *t, bool woken,
                                             u64 now)
 {

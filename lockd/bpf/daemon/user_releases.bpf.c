@@ -51,7 +51,7 @@ static __always_inline void count_release(void *ctx, struct release *release, u6
 
 #define RELEASE_FUNCTIONS 8
 
-struct captured_release { /* END_RELEASE of a lock in user space */
+struct captured_release { /* sample of a wait for a user-space lock that ended by END_RELEASE */
     struct release release;
     struct capture by; /* the thread that released the lock */
     u64 python[RELEASE_FUNCTIONS]; /* the code objects of its Python functions, innermost first, up to a 0 */

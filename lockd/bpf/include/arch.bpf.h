@@ -171,7 +171,8 @@ static __always_inline u64 user_stack_pointer(struct pt_regs *regs)
     return regs->sp; /* the member has the same name on both architectures */
 }
 
-/* Return the first argument of the system call that a thread is in. */
+/* Return the first argument of the system call that a thread is in, by its saved user registers. It is wrong
+ * for 32-bit system calls on x86, which pass it in another register. */
 static __always_inline u64 first_argument(struct pt_regs *saved)
 {
     u64 argument = 0;
@@ -185,7 +186,7 @@ static __always_inline u64 first_argument(struct pt_regs *saved)
     return argument;
 }
 
-/* Return the fifth argument of the system call that a thread is in. */
+/* Return the fifth argument of the system call that a thread is in, by its saved user registers. */
 static __always_inline u64 fifth_argument(struct pt_regs *saved, bool is_compat)
 {
     u64 argument = 0;

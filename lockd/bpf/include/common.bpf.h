@@ -171,7 +171,7 @@ struct thread {
      * before, in units of 1024 ns. */
     u32 waker;
     u32 tgid;
-    s16 nr; /* system call it is in */
+    s16 nr; /* number of the system call it is in, or an NR_* value below 0 (arch.bpf.h) */
     u8 state; /* enum state; STATE_RUNNABLE: preempted */
     u8 iowait;
     u8 detail; /* of the system call: enum futex_kind, file_kind, clone_kind or poll_kind */
@@ -244,7 +244,8 @@ BPF_F_TABLE("array", u32, struct control, control, 1, MMAPABLE);
 BPF_F_TABLE("array", u32, u32, written, 2 * WRITTENS, MMAPABLE);
 BPF_PERCPU_ARRAY(run_times, u64, 1); /* sum over one run in TIMED_RUNS, in ns */
 BPF_PERCPU_ARRAY(losses, u64, LOSSES);
-/* By thread id. The kernel compares keys by words of 8 bytes, and shorter ones byte by byte. */
+/* By thread id. Keys have 8 bytes because the kernel compares such keys as one word, and shorter ones byte by
+ * byte. */
 BPF_TABLE("hash", u64, struct thread, threads, THREADS_ENTRIES);
 
 /* Return the entry of a thread, or NULL. */

@@ -72,8 +72,9 @@ _TRACING = re.compile(
 
 _INTERRUPTS = re.compile(
     r"asm_(?:sysvec_\w+|common_interrupt|spurious_interrupt)|el[01][ht]?_(?:64_|32_)?(?:irq|fiq)"
-    # With FRED (6.9, 14619d912b65) processors enter by one function for interrupts, exceptions and system
-    # calls. fred_extint() is for interrupts alone. For those of devices it jumps to common_interrupt().
+    # With FRED (6.9, 14619d912b65) processors enter the kernel by one function for interrupts, exceptions and
+    # system calls. fred_extint() is for interrupts alone. For those of devices it jumps to
+    # common_interrupt().
     r"|fred_extint|common_interrupt"
 )
 _SCHEDULING = re.compile(r"_*(?:io_)?schedule(?:_timeout|_preempt_disabled|_hrtimeout\w*|_idle|_rtlock)?\w*")

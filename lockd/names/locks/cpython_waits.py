@@ -306,7 +306,7 @@ class CPythonProcess:
                 self.places = self._interpreter.places(self._space, thread_pointer)
 
     def place(self, codes: Sequence[int]) -> PythonPlace:
-        """The place of a thread whose functions have these code objects, innermost first."""
+        """The place of a thread whose functions have the code objects at these addresses, innermost first."""
         with self._space.opened_memory():
             frames = self._interpreter.functions(self._space, codes)
         return PythonPlace(_site(frames), tuple(map(label, frames)))

@@ -218,7 +218,7 @@ class UserNames:
     def stack(self, tgid: int, capture: Capture, most: int, codes: Sequence[int] = ()) -> UserStack:
         """The stack of a thread of a process, with `most` functions in C at most.
 
-        `codes` are the code objects of its Python functions, innermost first.
+        `codes` are the addresses of the code objects of its Python functions, innermost first.
         """
         process = self._read_code(tgid, STALE_SECONDS)
         returns = unwind_returns(process.space, capture, most)
@@ -293,8 +293,8 @@ class UserNames:
     ) -> tuple[str, tuple[str, ...]]:
         """The site and the stack of a thread that was captured while it released a lock.
 
-        `codes` are the code objects of the Python functions that it was in. The site is empty if it is
-        unknown. The stack is innermost first.
+        `codes` are the addresses of the code objects of its Python functions, innermost first. The site is
+        empty if it is unknown. The stack has at most SHOWN_FRAMES functions, innermost first.
         """
         process = self._read_code(tgid)
         places = unwind(process.space, capture)

@@ -64,7 +64,10 @@ class Demangler:
     """
 
     def __init__(self, libraries: str = LIBRARIES) -> None:
-        """`libraries` is a pattern of paths. The last match that only root may write is used."""
+        """`libraries` is a shell pattern for the path of libbfd.
+
+        Of the matching files that only root can write, the last one in the order of names is used.
+        """
         matches = sorted(glob.glob(libraries), reverse=True)
         self._library = next(filter(_is_writable_by_root_only, matches), "")
         if not self._library:

@@ -101,15 +101,16 @@ def _add(series: Series, waits: Sequence[tuple[tuple[str, ...], int]], now: floa
 
 
 MOST_HOLDERS = 8
-"""Holders of one lock that are told apart, besides OTHER."""
+"""The most holders of one lock that are counted by themselves. All others are counted as OTHER."""
 MOST_REMEMBERED = 32
-"""Holders of one lock whose time of late is remembered, including those that are told apart."""
+"""The most holders of one lock that have a merit: the time for which they made threads wait of late. Those
+that are counted by themselves are included."""
 HALF_LIFE = 600.0
-"""Seconds after which the time for which a holder made threads wait counts half in the choice of those that
-are told apart. They are shown with all their time, so they change more slowly than series do."""
+"""Seconds after which waited time counts half in the merit of a holder. Holders are shown with all their
+time, so those that are counted by themselves change more slowly than series do."""
 MOST_NEXT = 8
-"""Locks for which the holder of a lock waits that are told apart: with one in each object there may be any
-number."""
+"""The most locks for which one holder waited that are counted by themselves. There can be any number of them,
+for instance if each object has a lock."""
 
 
 @dataclass
@@ -200,7 +201,10 @@ class HoldersOfLock:
         merits[site] = merits.get(site, 0.0) + release.weight_ns
 
     def _give_place(self, site: str) -> None:
-        """Tell a holder apart from now on, if there is room or if the one of least merit has to make room."""
+        """Count a holder by itself from now on, if there is room or the one of least merit has to make room.
+
+        The holder of least merit makes room if the merit of the new one is STAYS times as large or larger.
+        """
         if len(self._by_site) == MOST_HOLDERS:
             least = min(self._by_site, key=self._merits.__getitem__)
             if self._merits[site] < STAYS * self._merits[least]:

@@ -271,7 +271,10 @@ class Series:
         }, arrays
 
     def restore(self, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]], now: float) -> None:
-        """Take over the result of save() of series with the same form, before anything is counted."""
+        """Take over what save() returned for series with the same `form`.
+
+        Call this before anything is counted. `now` is the monotonic clock in seconds.
+        """
         entries = []
         for labels in map(tuple, head["labels"]):
             entries.append(self._new_entry(labels))

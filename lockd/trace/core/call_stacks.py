@@ -66,7 +66,8 @@ class CallStacks:
     def add(self, taken: dict[str, Entries]) -> None:
         """Add the stacks of a window, and read the mappings of their processes, which may end at any time.
 
-        In the other tables of `taken`, the numbers of stacks that are lost are changed to LOST_STACK.
+        `taken` has the drained entries by the name of their pair, those of PAIRS among them. In entries of
+        other pairs, the numbers of lost stacks are changed to LOST_STACK.
         """
         share = self._shared.setdefault
         if "kernel_stacks" in taken:
@@ -122,7 +123,10 @@ class CallStacks:
         return self._is_known(user) and self._is_kernel_known(kernel)
 
     def add_unwound(self, tgid: int, capture: Capture) -> int:
-        """Unwind a capture that no program took. Returns a new number for the user side of the stack."""
+        """Unwind a capture that lockd itself read from procfs, which no BPF program has numbered.
+
+        Returns a new number for the user side of the stack.
+        """
         number = next(self._small_numbers)
         self._user[number] = self.names.user_stack(tgid, capture)
         return number

@@ -143,7 +143,10 @@ def add_short_format(
 
 
 class _Format(argparse.Action):
-    """Stores the format, and that it was given. If it was not, --flamegraph writes nothing but the graph."""
+    """Stores the value of --format, and in `format_given` that the option was given.
+
+    With --flamegraph, but neither --format nor --output, the flame graph is all that is written.
+    """
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
@@ -161,8 +164,9 @@ def load_settings(
 ) -> LoadSettings:
     """The loader's settings for the parsed options.
 
-    `trace` is the tool's own part; its defines take precedence. `entries` is the number of entries of each
-    map of a pair, `threads` the number of threads that can be followed at a time.
+    `trace` is what the tool itself adds; its defines take precedence. `programs` are the programs of the
+    daemon that are loaded too. `entries` is the number of entries of each map of a pair, and `threads` the
+    number of threads that can be followed at a time. `lock_mode` is the mode of `kernel_locks`.
     """
     defines: dict[str, int | None] = {"KEPT_STACKS_ENTRIES": KEPT_STACKS, "TRACED_ENTRIES": MOST_TRACED}
     maps = trace.maps

@@ -147,8 +147,8 @@ class Session:
             self._forget_ended()
             if self.progress.is_due:
                 self.progress.show_counts(self.elapsed, self.events, self.lost_events)
-        # The programs are told first, so that all of them stop counting at the same moment. Detaching them,
-        # one after another, can take a minute. Until then they only count ends of what began before.
+        # From this moment on, all programs ignore what begins. They are detached one after another, which can
+        # take a minute. Until then they only count ends of what began before.
         self._pairs.control.set_tracing(False)
         self.progress.show_text(f"{self.title}: detaching")
         # Losses are read before detaching. While hooks are detached one after another, programs see

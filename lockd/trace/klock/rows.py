@@ -161,7 +161,11 @@ def comm_of(row: Any) -> str:
 
 @dataclass
 class Count:
-    """Waits and acquisitions, summed up over stacks: a wait and its acquisition have different stacks."""
+    """Numbers of waits, acquisitions and holds.
+
+    Rows of different stacks must be added to the same Count before `accesses` is read: a wait and the
+    acquisition that ends it can have different stacks.
+    """
 
     waits: int = 0
     got: int = 0

@@ -183,7 +183,10 @@ def labels_of(place: Place) -> dict[str, str]:
 
 
 def join_stacks(user: Names, kernel: Names, delimiter: Mark, args: argparse.Namespace) -> Names:
-    """One stack of both sides, outermost first, with a delimiter between them if -d asks for it."""
+    """Join the user part and the kernel part of a stack, innermost first, to one stack, outermost first.
+
+    The options -U and -K leave out one of the parts; -d puts the delimiter between them.
+    """
     kernel = () if args.user_stacks_only else kernel
     user = () if args.kernel_stacks_only else user  # older waits have a user stack all the same
     between = (delimiter,) if args.delimited and user and kernel else ()
