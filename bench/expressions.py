@@ -23,7 +23,7 @@ LOCKS = {
     "topk(1, sum by (lock) (cluster_job_lock_type_lock:lockd_kernel_lock_site_wait_seconds:rate5m))",
 }
 """Queries for the locks to choose on the dashboard Lock: a user-space lock and a kernel lock."""
-RANGE = "5m"
+RANGE_SECONDS = 300
 """The time range of the dashboards."""
 
 
@@ -55,7 +55,8 @@ class Expressions:
         """
         self._prometheus, self._factor = prometheus, factor
         self._hosts, self._impossible = hosts, impossible
-        self._always = {"__rate_interval": f"{4 * step:g}s", "__range": RANGE}
+        self._always = {"__rate_interval": f"{4 * step:g}s", "__range": f"{RANGE_SECONDS}s",
+                        "__range_s": f"{RANGE_SECONDS}"}  # fmt: skip
         self.all = [Expression(where, expr) for where, expr in [*EXPRESSIONS, *DOCUMENTED]
                     if not where.startswith("variable ")]  # fmt: skip
         self.variables = [

@@ -134,7 +134,9 @@ def _hosts() -> Row:
                         "Times median",
                         total(
                             BY_HOST,
-                            f"{USER_LOCKS} / on (cluster, job) group_left () ({USER_MEDIAN} > 0)",
+                            # A Prometheus of several shards has a median for each of them.
+                            f"{USER_LOCKS} / on (cluster, job) group_left ()"
+                            f" avg by (cluster, job) ({USER_MEDIAN} > 0)",
                         ),
                         TIMES,
                         {"orange": 3, "red": 10},
@@ -321,8 +323,9 @@ def _lockd() -> Row:
             ),
             graph(
                 "Dropped events",
-                "Events that no series counts, by host and reason. Recursion and return_missed are events"
-                " that the kernel itself leaves out; all others deserve a look at the host.",
+                "Events that no series counts, by host and reason. The alert LockdDroppedEvents leaves out"
+                " those that are ordinary: recursion, return_missed, release_missed, taken_unseen,"
+                " holder_gone and too_nested. All others deserve a look at the host.",
                 {
                     "{{cluster}} {{instance}} {{reason}}": top(
                         _all("cluster_job_instance_reason:lockd_dropped_events:rate5m")
@@ -341,13 +344,13 @@ def _lockd() -> Row:
             ),
             listing(
                 "Hooks that are missing",
-                "Hooks that no mechanism could attach, and on how many hosts. The metrics of the program are"
+                "Hooks that could not be attached, and on how many hosts. The metrics of the program are"
                 " incomplete there; `lockd doctor` on such a host says why.",
                 {"program": "Program", "hook": "Hook"},
                 [
                     Value(
                         "Hosts",
-                        f"count by (program, hook) ({longest(f'{BY_HOST}, program, hook', missing)} == 0)",
+                        f"count by (program, hook) (min by ({BY_HOST}, program, hook) ({missing}) == 0)",
                         COUNT,
                     )
                 ],

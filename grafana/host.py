@@ -27,6 +27,7 @@ from grafana.panels import (
 )
 from grafana.promql import (
     CONTENTION,
+    EVENTS,
     HOST,
     MINUTE,
     PROCESSES,
@@ -36,14 +37,14 @@ from grafana.promql import (
     peak_of_range,
     quantiles,
     range_rate,
+    range_rate_of_new,
     rate,
     select,
     top,
     total,
 )
 
-SERIES = "lockd_offcpu_runqueue_seconds_count"
-"""A metric of which every process that runs has a series."""
+ANY_EVENT = f'__name__=~"{"|".join(EVENTS)}"'
 MODE_CALLS = "Only in mode calls (programs.futex.mode). "
 MODE_ALL = "Only in mode all (programs.kernel_locks.mode). "
 
@@ -60,14 +61,14 @@ def host_board() -> d.Dashboard:
                 "unit",
                 "Unit",
                 "Systemd units or containers. Threads of no known unit are part of All.",
-                f"label_values({select(SERIES, HOST)}, unit)",
+                f"label_values({select('', ANY_EVENT, HOST)}, unit)",
                 all_value=ANY,
             ),
             choice(
                 "comm",
                 "Process",
                 "Names of processes.",
-                f"label_values({select(SERIES, HOST, UNIT)}, comm)",
+                f"label_values({select('', ANY_EVENT, HOST, UNIT)}, comm)",
                 all_value=ANY,
             ),
             choice(
@@ -128,8 +129,8 @@ def _right_now() -> Row:
             ),
             number(
                 "Threads waiting for a kernel lock",
-                "Threads that wait inside the kernel for a mutex, semaphore, spinlock or similar lock at this"
-                " moment. Usually 0 or close to it.",
+                "Threads that wait inside the kernel for a mutex, semaphore or similar lock at this moment."
+                " Waits for spinlocks count only when they have ended. Usually 0 or close to it.",
                 f"sum({_here('lockd_kernel_lock_waiting')})",
                 limits={"orange": 10},
                 width=5,
@@ -281,7 +282,9 @@ def _user_locks() -> Row:
                         "Made threads wait",
                         total(
                             "holder, lock, unit, comm",
-                            range_rate(_here("lockd_futex_lock_holder_seconds_total", CONTENTION)),
+                            range_rate_of_new(
+                                _here("lockd_futex_lock_holder_seconds_total", CONTENTION), HOST
+                            ),
                         )
                         + " > 0",
                         SECONDS_PER_SECOND,
@@ -341,8 +344,8 @@ def _increase(buckets: str, *matchers: str) -> str:
 
 def _kernel_locks() -> Row:
     by_site = "unit, comm, lock_type, lock, site"
-    waited = total(by_site, range_rate(_here("lockd_kernel_lock_site_wait_seconds_total")))
-    count = total(by_site, range_rate(_here("lockd_kernel_lock_site_waits_total")))
+    waited = total(by_site, range_rate_of_new(_here("lockd_kernel_lock_site_wait_seconds_total"), HOST))
+    count = total(by_site, range_rate_of_new(_here("lockd_kernel_lock_site_waits_total"), HOST))
     return Row(
         "Kernel locks",
         [
@@ -394,7 +397,7 @@ def _kernel_locks() -> Row:
                         "Made threads wait",
                         total(
                             "holder, lock, lock_type, unit, comm",
-                            range_rate(_here("lockd_kernel_lock_holder_seconds_total")),
+                            range_rate_of_new(_here("lockd_kernel_lock_holder_seconds_total"), HOST),
                         )
                         + " > 0",
                         SECONDS_PER_SECOND,
@@ -594,8 +597,9 @@ def _futex_calls() -> Row:
             graph(
                 "Time spent working in futex calls",
                 MODE_CALLS
-                + "Processor time that futex calls took, without the time they were blocked: the price of"
-                " locking itself, by process. 1 s/s is one processor.",
+                + "Time that futex calls took, without the time they were blocked, by process: the price of"
+                " locking itself. Time in which a thread was preempted in a call is in it. 1 s/s means that"
+                " at all times one thread works in such a call.",
                 {"{{unit}} {{comm}}": top(total("unit, comm", rate(_here("lockd_futex_sys_seconds_total"))))},
                 SECONDS_PER_SECOND,
             ),
@@ -707,8 +711,10 @@ def _lockd() -> Row:
             ),
             graph(
                 "Dropped events",
-                "Events lost per second, by map and reason. The right value is nothing at all: every event"
-                " here is missing from the totals above.",
+                "Events lost per second, by map and reason: every event here is missing from the totals"
+                " above. The kernel itself leaves out some, and some holds of kernel locks have no beginning"
+                " or no end: recursion, return_missed, release_missed, taken_unseen, holder_gone and"
+                " too_nested are ordinary. The right value of all others is nothing at all.",
                 {"{{map}}: {{reason}}": total("map, reason", rate(_own("lockd_dropped_events_total")))},
                 PER_SECOND,
                 width=8,
@@ -748,25 +754,28 @@ def _lockd() -> Row:
             graph(
                 "Series overflow",
                 "Label sets per second that were new and got no series of their own because the limit of"
-                " series was reached. They count as other: totals stay right, names are missing. Raise"
-                " series.max, or narrow the filter, if it matters.",
+                " series was reached. They count as other: totals stay right, names are missing. For"
+                " families of locks the limit is series.top_locks, and a host with more contended locks than"
+                " that always has some overflow. If it matters, raise this or series.max, or narrow the"
+                " filter.",
                 {"{{family}}": total("family", rate(_own("lockd_series_overflow_total")))},
                 PER_SECOND,
                 width=8,
             ),
             graph(
                 "Ticks",
-                "Rounds of the sampler per second: 20 with the default period of 50 ms. Less means skipped or"
-                " late ticks.",
+                "Rounds of the sampler per second: 20 with the default period of 50 ms, and 5 at restraint"
+                " level 3. Less means skipped or late ticks.",
                 {"ticks": f"sum({rate(_own('lockd_ticks_total'))})"},
                 PER_SECOND,
                 width=8,
             ),
             listing(
                 "Hooks attached",
-                "Every place in the kernel that lockd listens to, and by what mechanism. A hook that is not"
-                " attached by one mechanism but is by another is fine. If all of a hook's lines say not"
-                " attached, its numbers are missing above; `lockd doctor` on the host says why.",
+                "Every place in the kernel that lockd listens to, and by what mechanism. Some places need"
+                " two: one for the entry of a function and one for its return. If a line says not attached,"
+                " numbers are missing above, or waits seem to go on for ever; `lockd doctor` on the host says"
+                " why.",
                 {"program": "Program", "hook": "Hook", "mechanism": "Mechanism"},
                 [Value("State", longest("program, hook, mechanism", _own("lockd_hook_attached")), LEVEL)],
                 width=12,

@@ -34,6 +34,7 @@ from grafana.promql import (
     peak,
     peak_of_range,
     range_rate,
+    range_rate_of_new,
     rate,
     select,
     top,
@@ -98,9 +99,13 @@ MAXIMUM = _its("lockd_futex_lock_max_blocked_us", CONTENTION, MINUTE)
 def _either(by: str, user: str, kernel: str, rated: Callable[[str], str] = rate) -> str:
     """Return the rate of the metric that the lock has: it is a lock of a program, or one of the kernel.
 
-    `rated` is rate() for graphs and range_rate() for tables.
+    `rated` is rate() for graphs, and range_rate() or _from_first() for tables.
     """
     return f"({total(by, rated(user))} or {total(by, rated(kernel))})"
+
+
+def _from_first(counter: str) -> str:
+    return range_rate_of_new(counter, HOSTS)
 
 
 def _lock() -> Row:
@@ -177,11 +182,11 @@ def _lock() -> Row:
 def _who() -> Row:
     process = f"{BY_HOST}, unit, comm"
     holder = "holder, comm"
-    by_host = total(f"{BY_HOST}, lock_type, site", range_rate(WAITED))
+    by_host = total(f"{BY_HOST}, lock_type, site", _from_first(WAITED))
     seconds = _either(process, BLOCKED, WAITED, range_rate)
     count = _either(process, BLOCKED_WAITS, KERNEL_WAITS, range_rate)
-    held = _either(holder, HELD, KERNEL_HELD, range_rate)
-    held_by_host = _either(f"{BY_HOST}, {holder}", HELD, KERNEL_HELD, range_rate)
+    held = _either(holder, HELD, KERNEL_HELD, _from_first)
+    held_by_host = _either(f"{BY_HOST}, {holder}", HELD, KERNEL_HELD, _from_first)
     return Row(
         "Who waits for it, and where",
         [
@@ -242,9 +247,9 @@ def _who() -> Row:
                 {"site": "Site", "lock_type": "Type"},
                 [
                     Value(
-                        "Waited", total("lock_type, site", range_rate(WAITED)) + " > 0", SECONDS_PER_SECOND
+                        "Waited", total("lock_type, site", _from_first(WAITED)) + " > 0", SECONDS_PER_SECOND
                     ),
-                    Value("Waits", total("lock_type, site", range_rate(KERNEL_WAITS)) + " > 0", PER_SECOND),
+                    Value("Waits", total("lock_type, site", _from_first(KERNEL_WAITS)) + " > 0", PER_SECOND),
                     Value(
                         "Hosts",
                         f"count by (lock_type, site) ({by_host} > 0)",

@@ -39,6 +39,9 @@ UNITS = (SECONDS, MICROSECONDS, PER_SECOND, SECONDS_PER_SECOND, SHARE, COUNT, BY
 UNASKED = ("Time", "__name__", "cluster", "job", "instance")
 """Columns that Grafana adds to a table by itself, or that every series has."""
 
+OR_ZERO = " or vector(0)"
+"""The end of the query of a number."""
+
 WAIT_LIMITS = {"orange": 1e6, "red": 1e7}
 """The limits of the alerts on long waits, in microseconds."""
 
@@ -80,7 +83,11 @@ def number(
     limits: Limits | None = None,
     width: int = 4,
 ) -> stat.Panel:
-    """Return a panel with one number, and behind it the graph of its values over time."""
+    """Return a panel with one number, and behind it the graph of its values over time.
+
+    Without a result now the number is 0. Otherwise Grafana would show the last result in the time range, such
+    as a deadlock that has ended.
+    """
     calm = "green" if limits else "blue"
     return (
         stat.Panel()
@@ -89,9 +96,8 @@ def number(
         .datasource(SOURCE)
         .span(width)
         .height(4)
-        .targets([_query("A", expr, "")])
+        .targets([_query("A", expr + OR_ZERO, "")])
         .unit(unit)
-        .no_value("0")
         .thresholds(_thresholds(limits or {}, calm))
         .color_scheme(dashboard.FieldColor().mode(d.FieldColorModeId.THRESHOLDS))
         .color_mode(c.BigValueColorMode.VALUE)

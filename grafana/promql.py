@@ -13,6 +13,8 @@ COMM = 'comm=~"$comm"'
 PROCESSES = f"{UNIT}, {COMM}"
 CONTENTION = 'kind=~"lock|pi"'
 MINUTE = 'window="1m"'
+EVENTS = tuple(f"lockd_{of}_seconds_count" for of in ("offcpu_runqueue", "futex_blocked", "kernel_lock_wait"))
+"""Counters of which every process that lockd sees has one, whichever programs are turned off."""
 
 
 def select(metric: str, *matchers: str) -> str:
@@ -26,6 +28,29 @@ def rate(selector: str) -> str:
 def range_rate(selector: str) -> str:
     """The rate over the whole time range of the dashboard, for tables."""
     return f"rate({selector}[$__range])"
+
+
+def growth(counter: str, where: str) -> str:
+    """How much a counter has grown over the whole time range of the dashboard.
+
+    increase() takes care of counters that were reset. It does not see the first value of a series, and many
+    counters of lockd begin with their first event: the series of a holder begins with all of its first hold.
+    So a series that begins within the range counts with its whole value. Such a series was not there in the
+    day before the range, and has fewer samples in the range than its host has. An old series of a host that
+    was not scraped at the beginning has as many; a series that only comes back was there before.
+
+    `where` selects the hosts.
+    """
+    samples = f"count_over_time({select('lockd_ticks_total', where)}[$__range])"
+    is_new = f"count_over_time({counter}[$__range]) < on ({BY_HOST}) group_left () {samples}"
+    was_there = f"present_over_time({counter}[1d] offset $__range)"
+    return f"((({counter} unless {was_there}) and {is_new}) or increase({counter}[$__range]))"
+
+
+def range_rate_of_new(counter: str, where: str) -> str:
+    """The rate over the whole time range of the dashboard, for tables of counters that begin with their first
+    event. `where` selects the hosts."""
+    return f"{growth(counter, where)} / $__range_s"
 
 
 def total(by: str, expr: str) -> str:

@@ -26,10 +26,12 @@ from grafana.panels import (
 from grafana.promql import (
     BY_HOST,
     CONTENTION,
+    EVENTS,
     FLEET,
     HOSTS,
     MINUTE,
     UNIT,
+    growth,
     longest,
     peak,
     peak_of_range,
@@ -82,13 +84,14 @@ def _everywhere(metric: str) -> str:
 
 
 def _right_now() -> Row:
+    active = [f"{total(BY_HOST, rate(_its(metric)))} > 0" for metric in EVENTS]
     return Row(
         "Right now",
         [
             number(
                 "Hosts",
-                "Hosts on which threads of the service run.",
-                f"count({total(BY_HOST, rate(_its('lockd_offcpu_runqueue_seconds_count')))} > 0)",
+                "Hosts on which threads of the service run, or wait for locks.",
+                f"count({' or '.join(active)})",
             ),
             number(
                 "Threads waiting for a user lock",
@@ -122,29 +125,10 @@ def _right_now() -> Row:
             number(
                 "Deadlocks found in the time range",
                 "They count even if the service was restarted since.",
-                _new(_its("lockd_deadlocks_found_total")),
+                f"round(sum({growth(_its('lockd_deadlocks_found_total'), HOSTS)}))",
                 limits={"orange": 1},
             ),
         ],
-    )
-
-
-def _new(counter: str) -> str:
-    """Return how much a counter has grown over the range of the dashboard.
-
-    increase() takes care of counters that were reset. It does not see the first value of a series, and a
-    counter of lockd begins with its first event: a series that begins within the range counts with its whole
-    value. Such a series is not there at the beginning of the range, and has fewer samples than its host has.
-    An old series of a host that was not scraped at the beginning has as many.
-    """
-    ticks = select("lockd_ticks_total", HOSTS)
-    has_begun = (
-        f"count_over_time({counter}[$__range]) < on ({BY_HOST}) group_left ()"
-        f" count_over_time({ticks}[$__range])"
-    )
-    return (
-        f"sum((({counter} unless {counter} offset $__range) and {has_begun})"
-        f" or round(increase({counter}[$__range])))"
     )
 
 

@@ -39,7 +39,11 @@ class Query:
     def filled(self, chosen: Mapping[str, str], seconds: float) -> str:
         """The expression with the chosen values of its variables. A variable without a value is All."""
         step = self.step(seconds)
-        times = {"__range": f"{seconds:.0f}s", "__rate_interval": f"{max(step + INTERVAL, 4 * INTERVAL)}s"}
+        times = {
+            "__range": f"{seconds:.0f}s",
+            "__range_s": f"{seconds:.0f}",
+            "__rate_interval": f"{max(step + INTERVAL, 4 * INTERVAL)}s",
+        }
         return re.sub(r"\$(\w+)", lambda one: {**times, **chosen}.get(one[1], ".*"), self.expr)
 
 

@@ -201,8 +201,10 @@ def test_what_the_holder_did_before_anybody_waited_is_no_cause(either: Lockd) ->
 
 @mode_calls_is_thorough
 def test_a_holder_that_waits_for_a_kernel_lock(either: Lockd) -> None:
-    """The lock in user space stores no owner, so only at its release is it known who held it. By then the holder
-    has the lock of the kernel as well."""
+    """The lock in user space stores no owner, so only at its release is it known who held it.
+
+    By then the holder has got the lock of the kernel.
+    """
 
     def attempt() -> list[str]:
         one = Workload("holder_in_kernel", 20, comm=name("inner"))

@@ -25,6 +25,8 @@ MIXIN = PROMETHEUS / "mixin.libsonnet"
 TARGET_LABELS = {"cluster", "job", "instance"}
 ALL_FUTEX_ROWS = ("All futex waits, idle ones included", "Every futex call (mode calls)")
 """The titles of the rows whose panels show idle workers too."""
+OR_ZERO = " or vector(0)"
+"""The end of the query of each number: without a result, Grafana would show an old one."""
 MODE_CALLS = "Only in mode calls"
 """What the HELP text of a metric of mode calls says, and the description of a panel that shows it."""
 METRIC = r"(?:[a-z_]+:)?lockd_[a-z0-9_]+(?::[a-z0-9_]+)?"
@@ -77,9 +79,17 @@ def panel_queries():
     return [(uid, row, panel, target) for uid, row, panel in PANELS for target in panel["targets"]]
 
 
+def found_by(target):
+    """Return the query of a panel without the zero that a number shows if nothing is found."""
+    return target["expr"].removesuffix(OR_ZERO)
+
+
 def expressions():
-    """Return (where, PromQL) of every query in the files. A label_values() counts as its selector."""
-    found = [(f"panel {uid} {p['title']!r} {t['refId']}", t["expr"]) for uid, _, p, t in panel_queries()]
+    """Return (where, PromQL) of every query in the files.
+
+    A label_values() counts as its selector, and the query of a number is without its zero.
+    """
+    found = [(f"panel {uid} {p['title']!r} {t['refId']}", found_by(t)) for uid, _, p, t in panel_queries()]
     found += [(f"alert {r['alert']}", r["expr"]) for r in ALERTS]
     found += [(f"rule {name}", r["expr"]) for name, r in RECORDED.items()]
     for uid, board in BOARDS.items():

@@ -33,6 +33,7 @@ from tests.support.watch_files import (
     RULES,
     SCRAPE,
     filled,
+    found_by,
     labels_of,
     panel_queries,
     selectors,
@@ -156,7 +157,7 @@ OBJECTIVE = {
 
 def asked(expr):
     """The query with what a user has chosen in place of the variables."""
-    return filled(expr, {"__rate_interval": "1m", "__range": "10m"})
+    return filled(expr, {"__rate_interval": "1m", "__range": "10m", "__range_s": "600"})
 
 
 def synthetic(metric, **values):
@@ -201,7 +202,7 @@ def check(promtool, tmp_path, rule_files, series, queries):
 def check_panels(promtool, tmp_path, series, expected, objectives=(OBJECTIVE,)):
     """Check that of all queries of the dashboards exactly `expected` have a result on the series."""
     queries = [
-        {"record": record(uid, panel, target), "expr": asked(target["expr"])}
+        {"record": record(uid, panel, target), "expr": asked(found_by(target))}
         for uid, _, panel, target in panel_queries()
     ]
     panels = tmp_path / "panels.yml"
@@ -332,14 +333,91 @@ def test_hosts_that_do_not_wait_are_in_the_median(promtool, tmp_path, waiting, m
     check(promtool, tmp_path, [RECORDING], series, queries)
 
 
+def test_times_median_with_a_median_of_each_shard(promtool, tmp_path):
+    """Thanos and Mimir add a label of the shard to what each Prometheus has recorded."""
+    series = []
+    for shard in (1, 2):
+        of = f'cluster="c", job="lockd", shard="{shard}"'
+        name = f'cluster_job_instance:lockd_futex_blocked_seconds_sum:rate5m{{{of}, instance="{shard}"}}'
+        series.append({"series": name, "values": f"{shard * 3}x60"})
+        name = f"cluster_job:lockd_futex_blocked_seconds_sum:quantile_rate5m{{{of}}}"
+        series.append({"series": name, "values": f"{shard}x60"})
+    expected = [
+        {"labels": f'{{cluster="c", job="lockd", instance="{shard}"}}', "value": shard * 2}
+        for shard in (1, 2)
+    ]
+    query = panel_query("lockd-fleet", "Hosts", "B")
+    check(promtool, tmp_path, [], series, [(query, "14m", expected)])
+
+
 @pytest.mark.parametrize("metric", ["futex_blocked", "kernel_lock_wait", "offcpu_runqueue"])
-def test_a_service_can_be_chosen_whichever_program_is_on(promtool, tmp_path, metric):
-    labels = 'job="lockd", instance="a", unit="shop.service", comm="shop"'
+@pytest.mark.parametrize(
+    ("variable", "chosen"),
+    [
+        ("lockd-service unit", 'unit="shop.service"'),
+        ("lockd-host unit", 'unit="shop.service"'),
+        ("lockd-host comm", 'comm="shop"'),
+    ],
+)
+def test_services_and_processes_can_be_chosen_whichever_program_is_on(
+    promtool, tmp_path, metric, variable, chosen
+):
+    labels = 'job="lockd", instance="some-instance", unit="shop.service", comm="shop"'
     labels += {"futex_blocked": ', kind="lock"', "kernel_lock_wait": ', lock_type="mutex"'}.get(metric, "")
-    series = [{"series": f"lockd_{metric}_seconds_sum{{{labels}}}", "values": "0+1x60"}]
-    ((_, query),) = [one for one in EXPRESSIONS if one[0] == "variable lockd-service unit"]
-    expected = [{"labels": '{unit="shop.service"}', "value": 1}]
-    check(promtool, tmp_path, [RECORDING], series, [(asked(query), "14m", expected)])
+    series = [
+        {"series": f"lockd_{metric}_seconds_{of}{{{labels}}}", "values": "0+1x60"} for of in ("sum", "count")
+    ]
+    ((_, query),) = [one for one in EXPRESSIONS if one[0] == f"variable {variable}"]
+    queries = [
+        (asked(query), "14m", [{"labels": f"{{{chosen}}}", "value": 1}]),
+        (panel_query("lockd-service", "Hosts"), "14m", [{"labels": "{}", "value": 1}]),
+    ]
+    check(promtool, tmp_path, [RECORDING], series, queries)
+
+
+def test_a_number_without_a_result_now_is_zero(promtool, tmp_path):
+    """Grafana shows the last value in the time range: a deadlock that has ended would stay."""
+    numbers = [t["expr"] for _, _, p, t in panel_queries() if p["type"] == "stat"]
+    assert len(numbers) > 15
+    labels = 'cluster="c", job="lockd", instance="some-instance", unit="u", comm="c"'
+    series = [{"series": f"lockd_deadlocks{{{labels}}}", "values": "1x20 stale"}]
+    queries = [(asked(expr), "14m", [{"labels": "{}", "value": 0}]) for expr in numbers]
+    check(promtool, tmp_path, [RECORDING], series, queries)
+
+
+@pytest.mark.parametrize(
+    ("of", "seconds"),
+    [
+        ("_x90 30x30", 30),  # its first hold took 30 s
+        ("_x90 30x10 60x20", 60),
+        ("0x90 30x30", 30),
+        ("30x20 stale 40+0x60 45x40", 5),  # it had no series for some time
+    ],
+)
+def test_the_first_hold_of_a_holder_is_in_the_tables(promtool, tmp_path, of, seconds):
+    """The range of ten minutes begins at the 81st of 121 samples."""
+    target = 'cluster="c", job="lockd", instance="some-instance"'
+    user = f'{target}, unit="u", comm="c", kind="lock", lock="some-lock", holder="h"'
+    kernel = f'{target}, unit="u", comm="c", lock_type="mutex", lock="some-lock", holder="h"'
+    series = [
+        {"series": f"lockd_ticks_total{{{target}}}", "values": "0+300x120"},
+        {"series": f"lockd_futex_lock_holder_seconds_total{{{user}}}", "values": of},
+        {"series": f"lockd_kernel_lock_holder_seconds_total{{{kernel}}}", "values": of},
+    ]
+    by = 'holder="h", lock="some-lock", unit="u", comm="c"'
+    queries = [
+        (panel_query("lockd-host", "Code that held user locks"), by),
+        (panel_query("lockd-host", "Code that held kernel locks"), by + ', lock_type="mutex"'),
+        (panel_query("lockd-lock", "Code that held it"), 'holder="h", comm="c"'),
+    ]
+    check(
+        promtool,
+        tmp_path,
+        [],
+        series,
+        [(f"round(({q}) * 600)", "30m", [{"labels": f"{{{labels}}}", "value": seconds}])
+         for q, labels in queries],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
