@@ -8,9 +8,9 @@ of locks ends at code that runs, has no CPU, or is off the CPU for a reason of i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +20,24 @@ from lockd.names.labels.processes import Name
 from lockd.sample.aggregates.contention import PROGRAMS
 from lockd.sample.aggregates.lock_holders import HoldersOfLock
 from lockd.sample.locks.releases import NextLock
+from lockd.sample.series.ranking import rank
+
+Item = TypeVar("Item")
 
 IN_KERNEL = PROGRAMS.index("kernel_locks")
 MOST_LOCKS = 8
 """Most locks of one chain. Time that the last one would pass on stays with it, with the cause LOCK."""
 MOST_FOLLOWED = 300
-"""Locks whose chains are followed: those for which threads waited longest."""
+"""Locks whose chains are followed, if there are so many: those for which threads waited longest, and for half
+of the number the first locks of each process."""
 LEAST_SHARE = 0.01
 """The smallest share of a lock's time that is passed on. Less stays where it is, with the cause LOCK."""
 MOST_STEPS = 20_000
 """How often time is passed on to another lock in one answer, at most. Where locks would make for more, chains
 are shorter."""
 SHOWN = 500
-"""Most rows of the table: those with the most time."""
+"""Most rows of the table: those with the most time, and for half of the number the first rows of each
+process."""
 SHOWN_CHAINS = 8
 """Most chains of a row: those with the most time."""
 
@@ -73,14 +78,15 @@ class LockGraph:
 
     def __init__(self, locks: Table) -> None:
         rows = [int(row) for row in np.flatnonzero(locks.used) if locks["holders"][row]]
+        rows.sort(key=lambda row: locks["holders"][row].waited_ns, reverse=True)
         self.holders: dict[int, HoldersOfLock] = {row: locks["holders"][row] for row in rows}
-        """The holders of each lock, by row."""
-        self.rows = sorted(rows, key=lambda row: self.holders[row].waited_ns, reverse=True)[:MOST_FOLLOWED]
+        """The holders of each lock, by row; locks with the longest waits come first."""
+        self.rows = _fair_part(rows, [locks["process"][row] for row in rows], MOST_FOLLOWED)
         """The locks whose chains are followed, those with the longest waits first."""
         self.steps = 0
         """How often time was passed on to another lock so far."""
         self._row_of: dict[NextLock, int] = {}
-        for row in self.rows:
+        for row in rows:
             tgid = 0 if locks["program"][row] == IN_KERNEL else int(locks["tgid"][row])
             self._row_of.setdefault(NextLock(tgid, int(locks["address"][row])), row)
 
@@ -104,6 +110,18 @@ class LockGraph:
                 yield from self.ends(following, chain, of_part)
 
 
+def _fair_part(ordered: Sequence[Item], processes: Sequence[Name], most: int) -> list[Item]:
+    """Return the first `most` items in their order. The first ones of each process are among them, as far as
+    half of `most` goes: whoever asks for one unit finds it on a busy host as well."""
+    if len(ordered) <= most:
+        return list(ordered)
+    numbers: dict[Name, int] = {}
+    owners = np.array([numbers.setdefault(process, len(numbers)) for process in processes])
+    alike, has_floor = np.zeros(len(ordered), np.int64), np.ones(len(ordered), np.bool_)
+    chosen = rank(alike, -np.arange(len(ordered), dtype=np.float64), owners, has_floor, most // 2)[:most]
+    return [ordered[at] for at in np.sort(chosen)]
+
+
 def find_bottlenecks(locks: Table) -> list[Bottleneck]:
     """Return the ends of all chains, those with the most time first; `locks` is the table of locks."""
     graph = LockGraph(locks)
@@ -122,7 +140,7 @@ def bottlenecks_table(locks: Table, arrays: dict[str, npt.NDArray[Any]]) -> dict
     of_unit: dict[str, float] = defaultdict(float)
     for one in found:
         of_unit[one.process[0]] += one.waited_ns
-    shown = found[:SHOWN]
+    shown = _fair_part(found, [one.process for one in found], SHOWN)
     arrays["bottlenecks.seconds"] = np.array([one.waited_ns / 1e9 for one in shown])
     arrays["bottlenecks.share"] = np.array([one.waited_ns / of_unit[one.process[0]] for one in shown])
     ends = [_described(locks, one.end) for one in shown]

@@ -13,7 +13,7 @@ from lockd.columns.index import Groups, Hashes, Rows, mix
 from lockd.columns.structs import Columns
 from lockd.columns.table import Table
 from lockd.names.labels.processes import Name, text
-from lockd.sample.aggregates.hold_table import HoldTable
+from lockd.sample.aggregates.hold_table import HoldTable, ShownHolds
 from lockd.sample.aggregates.identities import ProcessNames
 from lockd.sample.aggregates.ongoing import OngoingWaits
 from lockd.sample.locks.waits import LockDescription, Wait
@@ -243,9 +243,8 @@ class ContentionTables:
         rows = _top_rows(locks, SHOWN)
         if self.holds:
             first = _top_rows(locks, SHOWN - SHOWN_UNCONTENDED)
-            contended = locks["process"][first], locks["address"][first], locks["kind_number"][first]
-            holds = self.holds.choose_shown(*contended, most=SHOWN - len(first))
-            rows = _top_rows(locks, SHOWN - len(holds.uncontended))
+            rows = _top_rows(locks, SHOWN - len(self._choose_holds(self.holds, first).uncontended))
+            holds = self._choose_holds(self.holds, rows)  # these rows may come in another order
         # The key is for profiles of some seconds. It is no column of the table, as /api/v1 does not show it.
         arrays["locks.key"] = locks["key"][rows].view(np.int64)
         arrays["locks.holder_tid"] = self._holders(rows, holders)
@@ -275,6 +274,12 @@ class ContentionTables:
         if self.holds:
             holds.add_to(table, arrays)
         return table
+
+    def _choose_holds(self, holds: HoldTable, rows: Rows) -> ShownHolds:
+        """Return the holds of the locks in these rows, and of other locks as far as SHOWN goes."""
+        locks = self.locks
+        contended = locks["process"][rows], locks["address"][rows], locks["kind_number"][rows]
+        return holds.choose_shown(*contended, most=SHOWN - len(rows))
 
     def _thread_name(self, row: int) -> str:
         table = self.threads

@@ -209,7 +209,8 @@ class FutexAggregates:
         """Replace what is known of the calls that are blocked."""
         for series in (self.by_kind, self.locks.series):
             series.clear_waiting()
-        self._contention.clear_waiting("futex")
+        if waiting.has_detail or not len(waiting):  # else the table shows the last waits that are known
+            self._contention.clear_waiting("futex")
         if not len(waiting):
             return
         kind = self._user_locks.correct_kinds(waiting.tgids, waiting.addresses, waiting.kinds)

@@ -179,7 +179,8 @@ class KernelLockAggregates:
 
     def _note_waiting(self, waiting: OngoingWaits, now: float) -> None:
         self.by_type.clear_waiting()
-        self._contention.clear_waiting("kernel_locks")
+        if waiting.has_detail or not len(waiting):  # else the table shows the last waits that are known
+            self._contention.clear_waiting("kernel_locks")
         if not len(waiting):
             return
         types = waiting.kinds

@@ -164,7 +164,8 @@ class OffcpuAggregates:
     def note_waiting(self, waiting: OngoingWaits, now: float) -> None:
         """Replace what is known of the threads that are off the CPU; the kinds are those of wait_kinds()."""
         self.blocked.clear_waiting()
-        self._contention.clear_waiting("offcpu")
+        if waiting.has_detail or not len(waiting):  # else the table shows the last waits that are known
+            self._contention.clear_waiting("offcpu")
         if not len(waiting):
             return
         reasons, states = waiting.kinds // STATES, waiting.kinds % STATES

@@ -95,6 +95,19 @@ def test_locks_that_all_wait_for_each_other_are_followed_for_a_while(monkeypatch
         assert min(most, count * MOST_NEXT * MOST_NEXT) <= graph.steps <= most
 
 
+def test_a_unit_with_few_waits_is_shown_beside_one_with_many_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its chain leads to a lock that is not among those with the longest waits."""
+    locks = locks_of(*({"all": {"running": 100}} for _ in range(20)), {"few": {21: 10}}, {"end": {"disk": 5}})
+    small = np.empty(2, object)
+    small[:] = [("small.service", "small")] * 2
+    locks["process"][np.array([20, 21])] = small
+    monkeypatch.setattr(bottlenecks, "MOST_FOLLOWED", 10)
+    monkeypatch.setattr(bottlenecks, "SHOWN", 10)
+    table = bottlenecks_table(locks, {})
+    assert table["text"]["unit"] == ["shop.service"] * 8 + ["small.service"]
+    assert (table["text"]["holder"][-1], table["text"]["cause"][-1]) == ("end", "disk")
+
+
 def test_a_holder_that_waits_for_many_locks_knows_some_of_them() -> None:
     many = 3 * MOST_NEXT
     locks = locks_of({"all": {99 + i: 10 for i in range(many)}})

@@ -233,9 +233,19 @@ def test_its_releases_do_not_count_there(host: Host) -> None:
 
 
 def test_under_restraint_no_lock_has_a_row(host: Host) -> None:
-    host.look((LOCK, 1, 100, 0, 2.0))
     host.look((LOCK, 1, 100, 0, 3.0), has_detail=False)
     assert len(host.contention.locks) == 0
+
+
+def test_under_restraint_the_tables_stand_still(host: Host) -> None:
+    """What they show is the last that is known. Without it a lock that is stuck would seem to be free."""
+    host.look((LOCK, 1, 100, 0, 2.0))
+    rows = np.flatnonzero(host.contention.threads.used)
+    assert host.contention.threads["waiting_ns"][rows].tolist() == [2 * SECOND]
+    host.look((LOCK, 1, 100, 0, 3.0), has_detail=False)
+    assert host.contention.threads["waiting_ns"][rows].tolist() == [2 * SECOND]
+    host.look(has_detail=False)
+    assert host.contention.threads["waiting_ns"][rows].tolist() == [0]
 
 
 def test_a_wait_of_a_thread_that_is_gone_is_found(host: Host) -> None:

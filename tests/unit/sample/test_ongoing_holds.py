@@ -109,6 +109,30 @@ def test_a_flood_of_locks_leaves_room_for_both_kinds_of_rows(host: Host) -> None
     assert sum(host.acquired().values()) == 40_000
 
 
+def test_idle_threads_do_not_shift_the_holds_of_contended_locks(host: Host) -> None:
+    """The second choice of rows has more of those that wait for work, and these may come before locks."""
+    locks, process = host.contention.locks, np.empty(1, object)
+    process[0] = ("", "shop")
+
+    def describe(positions: npt.NDArray[np.int64]) -> dict[str, Any]:
+        is_idle = positions < 900
+        return {
+            "program": np.where(is_idle, 0, 2),
+            "kind": np.where(is_idle, "cond", "mutex").astype(object),
+            "kind_number": MUTEX,
+            "address": np.uint64(LOCK) + np.uint64(64) * positions.astype(np.uint64),
+            "blocked_ns": np.where(is_idle, 10**12, 10**6),
+            "process": process,
+        }
+
+    locks.find_or_add(np.arange(1, 906).astype(np.uint64), 0.0, describe)
+    host.fold(*(entry(7, lock=LOCK + 64 * i, held=5 * US) for i in range(900, 925)))
+    rows = host.api()
+    held = {row["address"] for row in rows if row["held_us"]}
+    assert held == {hex(LOCK + 64 * i) for i in range(900, 925)}
+    assert {row["program"] for row in rows if row["held_us"]} == {"kernel_locks"}
+
+
 def test_locks_held_longest_get_names(procfs: Procfs) -> None:
     (procfs.root / "kallsyms").write_text(f"{LOCK:x} D init_task\n{LOCK + 64:x} D some_lock\n")
     host = Host(procfs.root)
