@@ -77,10 +77,11 @@ class LockGraph:
     """
 
     def __init__(self, locks: Table) -> None:
-        rows = [int(row) for row in np.flatnonzero(locks.used) if locks["holders"][row]]
-        rows.sort(key=lambda row: locks["holders"][row].waited_ns, reverse=True)
-        self.holders: dict[int, HoldersOfLock] = {row: locks["holders"][row] for row in rows}
-        """The holders of each lock, by row; locks with the longest waits come first."""
+        self.holders: dict[int, HoldersOfLock] = {
+            int(row): locks["holders"][row] for row in np.flatnonzero(locks.used) if locks["holders"][row]
+        }
+        """The holders of each lock, by row."""
+        rows = sorted(self.holders, key=lambda row: self.holders[row].waited_ns, reverse=True)
         self.rows = _fair_part(rows, [locks["process"][row] for row in rows], MOST_FOLLOWED)
         """The locks whose chains are followed, those with the longest waits first."""
         self.steps = 0
