@@ -8,10 +8,10 @@ from lockd.kernel.rings import Ring, RingReader
 
 
 class BlockedProcesses:
-    """The only reader of the ring. Raises OSError if the kernel refuses to map it.
+    """Reads the ring, which may have one reader at a time. Raises OSError if the kernel refuses to map it.
 
-    Each record is a thread-group id of 32 bits. A record that is read too early (see RingReader) has an old
-    id or none: a process is then read in vain.
+    Each record is a thread-group id of 32 bits. On arm64 a record that is read while it is written may have
+    an older id or 0 (see RingReader). The caller then reads about a wrong process, which does no harm.
     """
 
     def __init__(self, ring: Ring) -> None:

@@ -44,32 +44,36 @@ from lockd.process.clock import cpu_seconds
 log = logging.getLogger(__name__)
 
 QUEUED = 500
-"""Questions that may wait, some with 4 KiB of stack. Further questions are refused; the caller asks later."""
+"""The most questions that wait to be sent, some with 4 KiB of stack. ask() refuses further questions; the
+caller asks again later."""
 OUTSTANDING = 64
-"""Questions that the namer may have at a time. If it dies, the first of them was the cause."""
+"""The most questions that are sent and not answered. If the namer dies, the oldest of them counts as the
+cause."""
 ANSWER_SECONDS = 30.0
-"""Seconds without an answer after which a namer hangs. An emulated machine needs 10 s for the first
+"""Seconds without an answer after which a namer counts as hung. An emulated machine needs 10 s for the first
 answer."""
 RESTART_SECONDS, LONGEST_RESTART_SECONDS = 1.0, 8.0
-"""Seconds from the loss of a namer to the start of the next. They double each time, until a namer has
-answered a question. A start takes a quarter of a second of processor time, and what ends one namer at its
-start, such as a lack of memory, may end all of them. The pause stays short, as no deadlock is found
-meanwhile."""
+"""Seconds from the loss of a namer to the start of the next: the first pause and the longest one.
+
+The pause doubles with each loss, until a namer has answered a question. A start takes 0.25 s of CPU time, and
+a lack of memory, for instance, may end every namer at its start. The longest pause is short, because no
+deadlock is found during a pause.
+"""
 QUIET_SECONDS = 180.0
-"""Seconds in which nothing needs the namer, after which it is ended. A start takes a quarter of a second of
-processor time, so a namer should not come and go with every job of a host."""
+"""Seconds without a question that needs the namer, after which it is ended. A start takes 0.25 s of CPU time,
+so a namer should not come and go with every job of a host."""
 MOST_ENDING = 3
 """The number of killed namers that have not ended, at which no other namer is started. Each keeps its memory
-for as long as it hangs. One user id can make only one of them hang, see Shares.hold(), but whoever has
-subordinate ids has many user ids."""
+for as long as it hangs. One user id can make only one of them hang, see Shares.hold(), but a user with
+subordinate ids (subuid(5)) has many user ids."""
 CLOSED_SECONDS = 1.0
-"""Seconds for which a namer that has closed its socket may take to end."""
+"""Seconds that a namer may take to end after it has closed its socket."""
 ENDING_SECONDS = 1.0
 """Seconds to wait for the end of the namers when lockd itself ends."""
 SHARE = 0.25
 """The part of a CPU's time that the namer may spend on one process, and on one user."""
 OWING = 100
-"""The largest number of turns that are remembered because a namer was lost in them."""
+"""The largest number of remembered turns (shares.Turn) in which a namer was lost."""
 MESSAGE_BYTES = 1 << 17
 """The size of the largest answer in bytes."""
 WATCHED = 1000
@@ -80,8 +84,8 @@ class Resolver:
     """Asks the namer with ask(), and returns its answers with answers(). Neither method ever waits.
 
     The first call of answers() starts a namer, before there is a question: some programs live no longer than
-    a namer takes to start. It rests, which means that there is none, when nothing has needed it for
-    `quiet_seconds`.
+    a namer takes to start. When no question has needed the namer for `quiet_seconds`, it is ended. It then
+    rests: there is no namer until a question needs one.
 
     `procfs` is the root of a proc file system. `blocked` is the ring by which the BPF programs tell the namer
     at once in which processes a thread blocks. `parked` are shell patterns of the names of locks that idle
@@ -102,7 +106,8 @@ class Resolver:
         """Whether there is no namer because nothing needs one."""
         self._procfs, self._blocked, self._parked, self._share = procfs, blocked, parked, share
         self._owing: deque[tuple[Turn, float, float]] = deque(maxlen=OWING)
-        """Turns that ended a namer: how many seconds of the namer's time each took, and when."""
+        """Turns in which a namer was lost, each with the seconds that it is charged, and the time of the loss
+        (time.monotonic())."""
         self._ending: dict[Namer, Turn] = {}
         """Namers that were killed and have not ended, each with the turn in which it was killed."""
         self._is_held_up = False
@@ -141,7 +146,10 @@ class Resolver:
 
     @property
     def refused(self) -> int:
-        """Turns that all namers so far have refused, as the process or its user had used up its share."""
+        """Turns that all namers so far have refused.
+
+        The process or its user had used up its share, or another namer hangs in a turn of theirs.
+        """
         return self._refused_by_ended + sum(namer.refused for namer in self._all)
 
     @property
@@ -286,8 +294,8 @@ class Resolver:
         """Empty the ring of blocked processes while no namer reads it.
 
         The next namer would read what all these processes have mapped before it answered anything, and the
-        ring would have no room for processes that block then. Records since the last call stay for the next
-        namer: among them is the process because of which it is started.
+        ring would have no room for processes that block then. Records that are written after the last call
+        stay for the next namer: among them is the process because of which it is started.
         """
         if self._blocked and not self._ending:  # a killed namer may still be reading the ring
             with contextlib.suppress(OSError):  # a kernel that refuses the ring refuses it to namers as well
@@ -337,7 +345,10 @@ class Resolver:
             self._outstanding.append(question)
 
     def _next(self) -> Question | None:
-        """The question to send next: settings, holders of locks, processes that may end, and then names."""
+        """The question to send next; None if none can be sent now.
+
+        Settings come first, then Owners, then Watch, then all other questions.
+        """
         if self._reload:
             return self._reload
         first = self._queue[0] if self._queue and len(self._outstanding) < OUTSTANDING else None
@@ -352,9 +363,9 @@ class Resolver:
     def _next_watch(self) -> Watch:
         """The next processes to remember and to forget.
 
-        A process that ended may have given its id to another one, which is to be remembered. The two come in
-        one message: if the older process came later, the namer would forget the new one, and nobody would ask
-        for it again.
+        The id of a process that ended may belong to a new process by now. Such an id is in both lists of one
+        message. If a later message had the namer forget the ended process, it would forget the new one, and
+        nobody would ask for that one again.
         """
         tgids = tuple(islice(self._to_watch, WATCHED))
         used_again = [tgid for tgid in tgids if tgid in self._to_forget]
@@ -448,8 +459,8 @@ class Namer:
     def send(self, message: bytes) -> bool:
         """Send a message. Returns False if the socket is full, or if the namer has closed it.
 
-        receive() finds out what became of such a namer. Raises NamerGone if the message cannot be sent for
-        another reason.
+        In the second case the next receive() raises NamerGone once it is known how the namer ended. This
+        method raises NamerGone if the message cannot be sent for another reason.
         """
         try:
             self._socket.send(message)
@@ -488,7 +499,10 @@ class Namer:
 
     @property
     def refused(self) -> int:
-        """The number of refused turns by the Bench. It never falls, whatever a taken-over namer writes."""
+        """The number of turns that this namer has refused, from the Bench.
+
+        It never falls, even if a namer that was taken over by an attacker writes a smaller number.
+        """
         self._refused = max(self._refused, self.bench.refused)
         return self._refused
 

@@ -1,8 +1,8 @@
 """Names of kernel locks that follow from earlier answers of the namer.
 
 Only a static lock has a symbol. The name and the site of any other kernel lock follow from its type and from
-the stack in which a thread waits for it. A host takes such locks at ever new addresses, and in few stacks.
-Ever new processes take the same static locks.
+the stack in which a thread waits for it. Threads wait for such locks at ever new addresses, but in few
+stacks. Ever new processes wait for the same static locks. So few waits need a question to the namer.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class _Known:
 
 
 class KnownKernelLocks:
-    """Answers of the namer about kernel locks that hold for other locks as well.
+    """The namer's answers about kernel locks, each of which is right for other kernel locks as well.
 
-    `now` is the monotonic clock in seconds.
+    In all methods, `now` is the time of the monotonic clock in seconds.
     """
 
     def __init__(self) -> None:

@@ -123,7 +123,7 @@ class LockAnswer:
     is_provisional: bool = False
     """Whether another question about the lock may bring a better answer."""
     is_reused: bool = False
-    """Whether the memory soon belongs to another lock: CPython makes a lock for each wait in a queue."""
+    """Whether the memory may soon belong to another lock: CPython makes a lock for each wait in a queue."""
     is_many: bool = False
     """Whether the key stands for a class of Java, and each object of the class is a lock of its own."""
     hotspot: tuple[int, ...] = ()
@@ -133,9 +133,9 @@ class LockAnswer:
     cpython: tuple[int, ...] = ()
     """The members of CPythonPlaces for a process with CPython; empty if they are unknown."""
     span: Addresses = ()
-    """The first and the last address at which every kernel lock has this name and site if its type and its
-    stack are the same: for a static lock its own address, otherwise the memory around the lock that contains
-    no variables."""
+    """The first and the last address of a range in which every kernel lock with the same type and the same
+    stack has this name and site. For a static lock it is the lock's own address, for any other kernel lock
+    the memory around it that contains no variables. Empty for a lock in user space and in a fallback()."""
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ class StackAnswer:
     user: tuple[str, ...]
     """Functions in user space, innermost first; empty if there was no capture, or if they are unknown."""
     returns: Addresses
-    """The address at which the thread goes on in each function of `user` but those of Python, which are there
-    in place of the functions in C that evaluate them."""
+    """The addresses at which the thread will continue in its functions in C, innermost first. They include
+    the functions that evaluate Python code, in place of which `user` has the Python functions."""
     kernel: tuple[str, ...]
     """Functions of the kernel, innermost first."""
     interrupts: Addresses
@@ -206,8 +206,8 @@ class UserLockSeen:
     """The kind of lock by the arguments of the futex call."""
     capture: Capture | None = None
     sleeper: int = 0
-    """The thread pointer of `tid`, if there is no capture and the thread still sleeps there; 0 to leave the
-    thread's stack unread."""
+    """The thread pointer of `tid`, if there is no capture and the thread still sleeps at `address`; 0 to
+    leave the thread's stack unread."""
 
     def encode(self) -> bytes:
         return _with_capture("user", self)
@@ -249,7 +249,7 @@ class KernelLock:
 
 @dataclass(frozen=True)
 class OwnedLock:
-    """A lock in user space whose holder is asked for."""
+    """A lock in user space whose holder is asked for. `kind` and `family` are as in LockAnswer."""
 
     tgid: int
     address: int
@@ -318,7 +318,7 @@ class LockReleased:
 
 @dataclass(frozen=True)
 class KernelLockReleased:
-    """Asks for the code that released a lock of the kernel, if the thread in `stack` did release one."""
+    """Asks for the code that released a kernel lock, if `stack` shows that the thread released one."""
 
     token: int
     """A number of the sampler's for the question, which the answer repeats."""
@@ -366,7 +366,8 @@ class ThreadCaptured:
 class Watch:
     """Tells the namer to remember what `tgids` have mapped, and to forget the processes that are `gone`.
 
-    A process that is in both has the id of one that ended: the one that ended is forgotten.
+    An id that is in both belonged to a process that has ended, and now belongs to a new one. Only what is
+    known of the ended process is forgotten.
     """
 
     tgids: tuple[int, ...]
@@ -433,13 +434,13 @@ class NamerSettings:
     owing: Sequence[tuple[Turn, float]]
     """Turns that made earlier namers end, and the seconds that each still owes, see Shares."""
     ring: tuple[int, int] | None
-    """Descriptor and size in bytes of the ring of blocked processes."""
+    """Descriptor and size in bytes of the ring of blocked processes; None if there is no ring."""
     bench: int = -1
     """The descriptor of the memory of a Bench."""
     socket: int = -1
     """The descriptor of the socket for questions and answers."""
     held: Sequence[Turn] = ()
-    """Turns in which earlier namers hang that were killed and have not ended, see Shares.hold()."""
+    """Turns in which earlier namers hang: they were killed and have not ended. See Shares.hold()."""
 
     def to_json(self) -> str:
         return json.dumps(vars(self))
@@ -565,7 +566,8 @@ _ANSWERS: dict[str, type[Answer]] = {
     "stack": StackAnswer,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _ANSWERS.items()}
-# Thousands of locks have the same functions and stacks: equal ones share memory.
+# Thousands of locks have the same functions and stacks: _text() and _texts() return one object for all that
+# are equal.
 _BY_TYPE: dict[str, Callable[[Any], Any]] = {
     "int": _number, "bool": _flag, "str": _text, "tuple[int, ...]": _numbers, "tuple[str, ...]": _texts,
     "Addresses": _addresses,

@@ -1,8 +1,8 @@
 """The namer: answers which names locks have and which threads hold them, one question after another.
 
-The namer reads files that anybody may have written. An error in them ends no more than this process: its
-memory is limited; it has no descriptors but the socket, the ring of blocked processes and
-/proc/self/schedstat; it runs as an unprivileged user with those of its parent's capabilities that are for
+The namer reads files that anybody may have written. A damaged or hostile file ends no more than this process:
+its memory is limited; of its parent's descriptors it has only the standard streams, the socket and the ring
+of blocked processes; it runs as an unprivileged user with those of its parent's capabilities that are for
 reading; and a filter of system calls lets it open files for reading and do little else.
 """
 
@@ -65,12 +65,13 @@ MEMORY_BYTES = 512 << 20
 MESSAGE_BYTES = 1 << 17
 """The size of the largest question in bytes."""
 IDLE_MS = 30_000
-"""Milliseconds without a question after which the namer ends its children. To start one takes as much time as
-two hundred names."""
+"""Milliseconds without a question or a blocked process, after which the namer ends its child processes. To
+start one takes as much time as two hundred names."""
 MEMORY_EXIT = 4
 """The exit code of a namer that has no memory left."""
 ASKED_SECONDS = 10.0
-"""Seconds after a thread blocked for which its process is remembered, unless the sampler asks for it."""
+"""Seconds for which a process is remembered after one of its threads blocked. A process that the sampler
+asked to remember (Watch) is kept longer."""
 
 
 class Names:
@@ -162,7 +163,8 @@ class Names:
         read for them.
         """
         user = self._user_stack(question)
-        # Without a kernel stack the kernel's symbols are not read. An interrupt enters far out in a stack.
+        # Without a kernel stack the kernel's symbols are not read. With one, all of its functions are named,
+        # as the function by which an interrupt entered the kernel is one of the outermost.
         depth = len(question.kernel)
         names = self._kernel.symbols().describe(question.kernel, depth) if depth else ()
         kernel = question.kernel[depth - len(names) :]  # without the tracing functions on top
@@ -191,17 +193,17 @@ class Names:
             return self._user.go_waited_ns(tgid) if is_allowed else -1
 
     def end_children(self) -> None:
-        """End child processes while no question waits.
+        """End the child processes. To be called while no question waits.
 
-        Some kernels tell the CPU time of a child only after its end: those without
-        /proc/PID/task/TID/children.
+        Kernels without /proc/PID/task/TID/children give the CPU time of a child only after its end.
         """
         self._user.end_children()
 
     def _forget(self, now: float, used_again: Set[int] = frozenset()) -> None:
         """Forget all processes but those that the sampler asked to remember, or may soon ask about.
 
-        `used_again` are ids that belonged to other processes until now: what is known is about those.
+        `used_again` are ids of new processes that belonged to ended ones before. They are forgotten as well,
+        because what is known is about the ended processes.
         """
         self._blocked = {tgid: since for tgid, since in self._blocked.items() if since > now - ASKED_SECONDS}
         wanted = (self._watched | self._blocked.keys()) - used_again

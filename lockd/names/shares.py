@@ -15,7 +15,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SAVED_SECONDS = 10.0
-"""Seconds that a process or a user may take at once, as for the symbols of a large program."""
+"""Seconds of the namer's time that a process or a user may take at once, as for the symbols of a large
+program."""
 FORGOTTEN_AT = 10_000
 """The number of accounts of processes and users above which those without a debt are forgotten."""
 ROOT, NOBODY = 0, -1
@@ -61,10 +62,10 @@ class Bench:
 class Shares:
     """Grants turns to processes. A process that took more time than its share and its savings has to wait.
 
-    `share` is the part of a CPU's time that an account gains. Each of root's processes has an account of its
-    own, as most of a host's processes run as root. A process of another user has one, too, and all processes
-    of that user have an account in common. `owing` are turns that made an earlier namer end, and the seconds
-    that each still owes. `clock` returns seconds.
+    `share` is the part of a CPU's time that an account gains. Each process has an account. All processes of
+    one user also have an account in common, unless the user is unknown or root: most of a host's processes
+    run as root. `owing` are turns that made an earlier namer end, and the seconds that each still owes.
+    `clock` returns seconds.
     """
 
     def __init__(

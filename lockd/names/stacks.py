@@ -16,13 +16,16 @@ from lockd.names.protocol import KernelLock
 from lockd.names.unwind.capture import Capture
 
 MOST_FRAMES = 128
-"""Functions of a stack that are shown."""
+"""The most functions of a stack that are shown."""
 
 
 @dataclass(frozen=True)
 class FrameFormat:
-    """What to show of a frame besides its function. Offset and address of a caller are those of its next
-    instruction, as in debuggers."""
+    """What to show of a frame besides its function.
+
+    The offset and the address of a frame are those of the instruction at which the function will continue, as
+    in debuggers.
+    """
 
     offsets: bool = False
     """Whether to show the offset in the function (`+0x1f`), and the object file or module."""
@@ -51,10 +54,11 @@ class StackNames:
         return self._kernel_names.symbols()
 
     def interrupt_entries(self) -> tuple[int, int]:
-        """Address and size in bytes of the functions by which interrupts enter the kernel.
+        """Address and size in bytes of the functions by which interrupts enter the kernel on x86-64.
 
-        Both are 0 if the functions do not lie side by side. Those of processors with FRED are not among them:
-        system calls enter by the same functions.
+        These are asm_common_interrupt() and the entry functions right behind it. Both numbers are 0 for a
+        kernel without that function, as on arm64. The entry functions of processors with FRED are left out,
+        because system calls enter by the same functions.
         """
         return self._symbols.neighbours("asm_common_interrupt", is_interrupt)
 

@@ -19,7 +19,7 @@ from lockd.names.kernel.sites import (
 )
 
 SHOWN_FRAMES = 16
-"""Functions of a stack that are shown."""
+"""The most functions of a stack that are shown, unless a caller asks for another number."""
 ADDRESS_DIGITS = 16
 """Hexadecimal digits of the address, with which each line of kallsyms begins."""
 KIND, NAME = ADDRESS_DIGITS + 1, ADDRESS_DIGITS + 3
@@ -31,7 +31,7 @@ UNPACKED = 16
 REMEMBERED = 4096
 """Addresses whose functions are remembered, at most. Threads wait in few places of the kernel."""
 LARGEST_VARIABLE = 1 << 16
-"""Bytes after the beginning of a variable that may belong to it. Its size is not listed."""
+"""The most bytes that a variable is taken to have, because kallsyms lists no sizes."""
 LAST_ADDRESS = (1 << 64) - 1
 KERNEL, MODULE, GENERATED = range(3)
 """Owners of a symbol: the kernel itself, a module, or code that was generated at run time."""
@@ -57,7 +57,8 @@ class KernelSymbols:
         """Results of function()."""
         counts, kinds, owners = [0], bytearray(), bytearray()
         addresses: list[npt.NDArray[np.uint64]] = []
-        # Without CONFIG_KALLSYMS_ALL only a few marks are listed, and any data may follow a mark.
+        # Without CONFIG_KALLSYMS_ALL only a few symbols of data are listed, such as ends of sections. What
+        # follows such a symbol may be any variable.
         self._has_variables = False
         with kallsyms.open("rb") as file:
             while lines := file.readlines(PACKED_BYTES):
@@ -126,7 +127,8 @@ class KernelSymbols:
     def neighbours(self, name: str, is_included: Callable[[str], bool]) -> tuple[int, int]:
         """Address and size in bytes of the function `name` together with the functions right after it.
 
-        `is_included` judges each function by its name. (0, 0) if there is no function `name`.
+        The range ends at the first function whose name `is_included` refuses. (0, 0) if there is no function
+        `name`.
         """
         wanted = re.compile(re.escape(name) + r"(?:[.\t]|$)")
         count = len(self._addresses)
@@ -145,7 +147,10 @@ class KernelSymbols:
         return tuple(name for name in names if name and not is_locking(name) and not is_tracing(name))
 
     def site(self, stack: tuple[int, ...]) -> str:
-        """The first function of a stack that does more than take a lock; empty if there is none."""
+        """The first function of a stack that does more than take a lock, else the first one of callers().
+
+        Empty if callers() has none.
+        """
         callers = self.callers(stack)
         return next((name for name in callers if not is_helper(name)), "") or next(iter(callers), "")
 
@@ -153,7 +158,7 @@ class KernelSymbols:
         """The site at which a thread releases a lock, and its functions from there on, innermost first.
 
         `stack` is that of a thread which wakes another one that waits for a kernel lock. None if the stack
-        does not show that it releases the lock. The site is empty if no function has a name.
+        does not show that it releases the lock. The site is empty if no function but locking code has a name.
         """
         names = [name for address in stack if (name := self.function(address))]
         if not names:

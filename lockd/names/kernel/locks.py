@@ -1,8 +1,8 @@
 """Names of the kernel's locks: symbols of static locks, well-known members of structures, else the locking
 site.
 
-A lock that is a member of a structure has no symbol. RULES tell which member it is, by the lock's type and by
-the function that takes it.
+A lock that is a member of a structure has no symbol. By RULES, the lock's type and the function that takes
+the lock determine which member it is.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class KernelNames:
 
 @dataclass(frozen=True)
 class Rule:
-    """Locks of `types` that `functions` take, by themselves or by inlined functions, are `member`."""
+    """A lock of one of `types` is `member` if one of `functions`, or a function inlined there, takes it."""
 
     member: str
     """The member as the kernel's own code writes it, with a name for the structure that is understood
     alone."""
     types: tuple[str, ...]
     functions: str
-    """Functions that take no other lock of these types without a symbol, on any tested kernel that has
-    them."""
+    """Names of functions, separated by spaces. On no tested kernel do they take another lock of these types
+    that has no symbol."""
 
 
 RULES = (
@@ -224,7 +224,7 @@ _MEMBERS = {
 
 
 def member_of(lock_type: str, function: str) -> str:
-    """The member that a lock of a type is, judged by the function that takes it; empty if no rule tells."""
+    """The member that a lock of this type is if this function takes it, by RULES; empty without a rule."""
     return _MEMBERS.get((lock_type, function), "")
 
 

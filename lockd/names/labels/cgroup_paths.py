@@ -59,7 +59,8 @@ class Unit(NamedTuple):
     """A unit, and what the path of its cgroup says of it: each field is empty if the path does not say it."""
 
     name: str = ""
-    """The service, or the container: its short id, `lxc:NAME` or unit."""
+    """The name of the service; for a container its short id, `lxc:NAME`, or the name of its scope or service
+    (systemd-nspawn)."""
     container_id: str = ""
     """The whole id of the container; the name of an LXC container."""
     pod_uid: str = ""

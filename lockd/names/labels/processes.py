@@ -16,14 +16,14 @@ KERNEL = "kernel"
 """The unit of kernel threads."""
 
 POOLED = re.compile(r"^(kworker)/.*|/\d+$")
-"""The part of a comm that differs among kernel threads of one pool, or with a thread for each CPU. Without
-this part they share one name."""
+"""The part of a comm that differs among the kernel threads of one pool, or among those of which each CPU has
+one. Without this part they share one name."""
 
 Name = tuple[str, str]
 """The unit and the comm of a process."""
 
 EVENT_DELAY_NS = 3 * NS
-"""The longest time from when a program reads a name for an event to when lockd learns of the event."""
+"""The longest time from when a BPF program reads the comm for an event to when lockd reads the event."""
 COMM_BYTES = 15
 """The longest comm in a task. procfs has had longer comms for kernel threads since d6986ce24fc0 (5.17)."""
 PF_KTHREAD = 1 << 21

@@ -18,7 +18,8 @@ REASONS = {
     "socket": "sending, receiving, connecting, accepting on a socket, also by read, write, sendfile, splice",
     "pipe": "reading from or writing to a pipe or FIFO",
     "event": "reading an eventfd, timerfd, signalfd, inotify, fanotify or userfaultfd: waiting for work",
-    "device": "reading from or writing to a character device: a terminal, /dev/fuse; any ioctl; getrandom",
+    "device": "reading from or writing to a character device: a terminal, /dev/fuse; any ioctl;"
+    " getrandom; syslog(2)",
     "file": "opening (also a FIFO), reading, writing, syncing, naming, mounting files, without disk I/O",
     "file_lock": "flock and fcntl locks",
     "disk": "block I/O, whatever the system call (the task's in_iowait bit), except for waits for io_uring",
@@ -71,9 +72,9 @@ CALLS = {
 """System calls by what they wait for.
 
 The groups are reasons, but for `read`, where the reason depends on the file, and `clone` and `vfork`, where
-it depends on whether the parent waits for the child. The list has the calls that can sleep so that a signal
-wakes them, be it only on FUSE or autofs. All other waits are uninterruptible, and so have the reason `kernel`
-whatever the call.
+it depends on whether the parent waits for the child. The list has calls that can sleep so that a signal wakes
+them, be it only on FUSE or autofs. Calls that only sleep uninterruptibly are left out: such a wait has the
+reason `kernel` or `disk`, whatever the call.
 """
 
 _BY_FILE = {
@@ -121,7 +122,8 @@ class Reasons:
         state_name = self._enums["state"][state]
         group = self._group.get(nr, "other")
         is_uninterruptible = state_name == "uninterruptible"
-        # Since 8a796565cec3 (6.5) a thread that waits for requests of io_uring has the bit, even for sockets.
+        # Since 8a796565cec3 (6.5) a thread that waits for requests of io_uring has in_iowait set, even for
+        # requests to sockets.
         if iowait and (group != "io_uring" or is_uninterruptible):
             return "disk"
         if nr == self._kernel_thread:

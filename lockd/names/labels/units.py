@@ -34,7 +34,7 @@ class _FileHandle(ctypes.Structure):
 
 
 class Units:
-    """Units by cgroup id (v2), and by process where there are controllers of v1.
+    """Units by cgroup id (cgroup v2), or by process on a host with controllers of cgroup v1.
 
     `procfs` is the root of a proc file system. At most `max_known` cgroups are remembered. The unit of a
     cgroup never changes: ids are never used again, and no cgroup of v2 is ever moved or renamed.

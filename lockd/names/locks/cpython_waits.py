@@ -1,8 +1,8 @@
 """CPython: what a thread of a Python program waits for and where, by the Python functions that it is in.
 
-To C code a contended `threading.Lock` and an idle `Queue.get()` are the same. The functions of Python's
-standard library tell them apart, and so does the type of the object that the lock is in. Both are read from
-the interpreter's memory while the wait lasts.
+In C code a contended `threading.Lock` and an idle `Queue.get()` look the same. The functions of Python's
+standard library on the stack show which of them it is, and so does the type of the object that contains the
+lock. Both are read from the interpreter's memory while the wait lasts.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ STACK_POINTERS = {17: 7, 33: 31}
 CALL_FIELDS = 9
 """Fields in /proc/PID/task/TID/syscall of a thread that is in a system call."""
 AHEAD = (0, 2, 8)
-"""Bytes from the call at which a Python frame is to the next instruction, as possible in the known versions.
-The interpreter's stack has the address of the next instruction."""
+"""Bytes from the call instruction that a Python frame points to, to the next instruction: what is possible in
+the known versions of CPython. The interpreter's C stack has the address of the next instruction."""
 MOST_SEEN = 128
 """The largest number of remembered places at which threads of one process were seen to wait."""
 PLACE_BYTES, WORD_BYTES = 1500, 150
@@ -43,7 +43,7 @@ Usual places have a few words, but a stack of nothing but pointers to the frame 
 TRIES, TRY_SECONDS = 5, 0.001
 """Further attempts to read the frames of a thread in the same wait, and the seconds before each."""
 IMPATIENT_SECONDS = 0.1
-"""Seconds after the further attempts for one wait, in which no wait of the same process gets any."""
+"""Seconds after the further attempts for one wait, in which no wait of the same process gets further ones."""
 USER_END = 1 << 47
 LOWEST = 1 << 16
 """The least address at which an object is looked for."""
@@ -98,7 +98,7 @@ class PythonWait:
     """What a thread of CPython waits for."""
 
     kind: str
-    """LOCK or COND; empty if neither frames nor a type that would tell it are known."""
+    """LOCK or COND; empty if no frames are known, and no type of the object from which the kind follows."""
     site: str
     """The label of the function that waits; empty if no frames are known."""
     functions: tuple[str, ...]
@@ -121,7 +121,10 @@ class PythonPlace:
 
 
 def judge_python(frames: Sequence[PythonFrame], waited_for: str = "") -> PythonWait:
-    """Judge a wait by the thread's frames, innermost first, and the type of the object that has the lock."""
+    """Judge a wait by the thread's frames, innermost first.
+
+    `waited_for` is the type of the object that contains the lock; empty if it is unknown.
+    """
     return PythonWait(_kind(frames, waited_for), _site(frames), tuple(map(label, frames)))
 
 
@@ -221,7 +224,7 @@ class _Place:
     words: tuple[tuple[int, int], ...]
     """Offsets and values of the words on the stack that point to the Python frame or its next instruction.
 
-    Other words of a stack may be left over from earlier calls, but these are in use at such a depth.
+    Other words of a stack may be left over from earlier calls, and so differ between waits at one place.
     """
 
     def is_of(self, capture: Capture) -> bool:
@@ -238,7 +241,9 @@ def _place(
 ) -> _Place | None:
     """The place of a thread in a system call, by `size` bytes of its stack.
 
-    None if the stack has neither the frame nor its next instruction.
+    `call` is what system_call() returns. `frame` is the address of the Python frame, and `instruction` that
+    of the frame's present instruction, 0 if unknown. None unless the stack has the address of the frame and,
+    if `instruction` is known, that of the next instruction.
     """
     stack_pointer, instruction_pointer = (int(field, 16) for field in call[-2:])
     ready = {instruction + ahead for ahead in AHEAD} if instruction else set()
@@ -328,7 +333,10 @@ class CPythonProcess:
         return frames
 
     def _remember(self, place: _Place, frames: list[PythonFrame]) -> None:
-        """Remember the frames of threads that wait at a place, instead of those at the place seen first."""
+        """Remember the frames of threads that wait at a place.
+
+        If more than MOST_SEEN places are known, the oldest one is dropped.
+        """
         if place in self._seen:
             self._seen_bytes -= _bytes_of(place, self._seen[place])
         self._seen[place] = frames

@@ -274,7 +274,7 @@ def is_pool(variable: str) -> bool:
 
 
 def is_parked_on(lock: str, patterns: Sequence[str]) -> bool:
-    """Whether a lock's name matches PARKED or `patterns`, for locks that idle threads wait for.
+    """Whether idle threads park on a lock: its name matches a shell pattern of PARKED or of `patterns`.
 
     A pattern also matches a name that has an offset behind it, such as `+0x18`.
     """
@@ -460,7 +460,7 @@ WRAPPERS = {
         (?:\w+::)*\w*Semaphore::(?:\w*[Ww]ait\w*|[Aa]cquire\w*|[Dd]own)
     """,
 }
-"""By family of locks, the wrappers of unknown programs, told by the words of their names.
+"""By family of locks, the wrappers of unknown programs, recognised by words in their names.
 
 Programs wrap the locks of the C library in functions and classes of their own. A name with both words, the
 sort of lock and how it is taken, is a wrapper. `lock_accounts` and `Registry::lock` are not: they are places
@@ -479,7 +479,7 @@ RELEASING = r"""
 """
 """Functions that release locks, besides those that lock and unlock (FAMILIES, LOCKING).
 
-Wrappers of unknown programs are told by the words of their names, as in WRAPPERS.
+Wrappers of unknown programs are recognised by words in their names, as in WRAPPERS.
 """
 
 SERVICES = {
@@ -498,8 +498,8 @@ SERVICES = {
 }
 """By service of the C library, the functions that take the library's own locks.
 
-All locks of a service share one name. Otherwise the first thread that blocks would name a lock, and its
-function, its arena or its file would be a matter of chance.
+All locks of a service share one name. Otherwise a lock would be called by the function, the arena or the file
+of the thread that happened to block first.
 """
 
 PARKERS = r"""
@@ -534,7 +534,7 @@ LOCKING = r"""
 HOTSPOT = r"""
         Monitor::.* MonitorLocker::.*
 """
-"""Locking code in libjvm.so alone: elsewhere these may be classes of anything, as of ceph-mon."""
+"""Locking code in libjvm.so alone: other programs, such as ceph-mon, use these class names for anything."""
 
 RUNTIMES = r"""
         runtime\.\w.* runtime/internal/.* internal/runtime/.* WaitEventSetWait\w* ProcSleep

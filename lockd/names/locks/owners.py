@@ -32,7 +32,8 @@ WAITERS = 0x8000_0000
 MUSL_NORMAL = 16
 """EBUSY: the word of a locked mutex of musl that does not store its owner."""
 DETACH_STATES = 3
-"""The largest detach state of musl. Joins of musl wait for a word that has this state, not a thread's id."""
+"""The largest detach state of musl. A join of musl waits for a word that has such a state, not a thread's id.
+"""
 
 GLIBC_MUTEX = struct.Struct("=iIiIi")
 """The members lock, count, owner, nusers and kind of a mutex of glibc: the same on x86-64 and arm64, from
@@ -73,9 +74,10 @@ class _Threads:
     checked_at: float
     """The time of the clock when `is_inside` was last checked."""
     tids: dict[int, int] = field(default_factory=dict)
-    """Ids as lockd sees them, by ids in the process's own pid namespace; empty if it has no such one.
+    """Ids of threads as lockd sees them, by their ids in the process's own pid namespace.
 
-    They may be of other processes, too, which share memory with this one.
+    Empty if the process has none of its own. The threads may also be those of other processes that share
+    memory with this one.
     """
     read_at: float = 0.0
     """The time of the clock from which `tids` may be read again."""
@@ -101,9 +103,10 @@ class UserOwners:
             del self._threads[tgid]
 
     def owner(self, tgid: int, address: int, kind: str, family: str) -> int:
-        """The live thread that holds the lock at `address` now, or that is joined there; 0 if unknown.
+        """The live thread that holds the lock at `address` now, or for whose end a join waits; 0 if unknown.
 
-        Never raises, whatever is in the memory. The readers of an rwlock are unknown, as no lock stores them.
+        `kind` and `family` are those of the LockAnswer. Never raises, whatever is in the memory. The readers
+        of an rwlock are unknown, as no lock stores them.
         """
         if family in NOT_OWNED:
             return 0

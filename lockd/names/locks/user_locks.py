@@ -54,15 +54,15 @@ from lockd.names.unwind.unwinder import unwind, unwind_returns
 SHOWN_FRAMES = 24
 """Functions of a stack that an answer has, at most."""
 LOCK_SIZE = 64
-"""Bytes: a variable up to this size is the lock itself; in a larger variable the offset tells the lock."""
+"""Bytes. A variable up to this size is the lock itself; in a larger one the offset shows which lock it is."""
 MAX_PROCESSES = 4096
 """The largest number of processes that are remembered."""
 MAX_PROCESS_BYTES = 64 << 20
 """Bytes of memory that the remembered processes may take."""
 GROWN_BYTES = 4 << 20
-"""Bytes by which a process must have grown for all processes to be weighed at once."""
+"""Bytes by which _Process.memory must have grown for the memory of all processes to be checked at once."""
 WEIGHED_EVERY = 64
-"""New processes between two checks of how many bytes all processes take: there may be thousands."""
+"""New processes between two checks of how much memory all processes take here: there may be thousands."""
 PI = "pi"
 """The kind of a lock with priority inheritance."""
 GLIBC_COND = "glibc cond"
@@ -85,7 +85,7 @@ GO_WAITS = "runtime.futex"
 JAVA_OBJECT = "[java]"
 """Stands for the object file in the name of a lock that is called by its Java class."""
 RENAMED_SECONDS, MOST_RENAMED_SECONDS = 1.0, 60.0
-"""Seconds from one time that all locks of a Java machine are named anew to the next: the least, and the most.
+"""The least and the most seconds between two times at which all locks of a JVM are named anew.
 
 They are named anew when the perf map has changed. The time doubles with each change: a perf map that is read
 while it is being written soon changes again.
@@ -96,7 +96,8 @@ _JAVA_SITE = re.compile(
     r"(?!libj(?:vm|li)\.so\b|libc\b|\[jit\](?!:.*\.)"
     r"|\[jit\]:(?:java\.util\.concurrent\.locks|jdk\.internal|sun\.misc|java\.lang\.Object)\.)."
 )
-"""Labels of code that can be a site: not the Java machine, its launcher, or the parts of all Java locks."""
+"""Labels of code that can be a site: not code of the JVM, its launcher or libc, nor code without a name, nor
+the classes that all Java locks use."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class _Process:
     weighed: int = 0
     """The value of `memory` when growth was last a reason to make room."""
     generation: int = 0
-    """How often all locks of a Java machine were named anew."""
+    """How often all locks of a JVM were named anew."""
     _names_read: int = 0
     _rename_at: float = 0.0
     _rename_wait: float = RENAMED_SECONDS
@@ -224,7 +225,7 @@ class UserNames:
         returns = unwind_returns(process.space, capture, most)
         places = [place for place, _ in returns]
         frames = self._frames(process, places)
-        self._hotspot(process, places, frames)  # its next stack is named by the newest perf map
+        self._hotspot(process, places, frames)  # so that _read_code() reads new perf maps for its next stack
         stack = [(address, frame) for (_, address), frame in zip(returns, frames, strict=False)]
         if not any(frame.function.startswith(EVALUATES) for frame in frames):
             return UserStack(stack)
@@ -322,8 +323,8 @@ class UserNames:
         frames = [frame for _, frame in stack]
         judgement = judge(frames, _expected_value(capture))
         # Without debug symbols, a thread that is back from a condition variable and waits for its mutex looks
-        # as if it still waited for the condition. Only the futex calls differ: those of condition variables
-        # of glibc are never guessed to be those of a lock.
+        # as if it still waited for the condition. Only the futex calls differ: `guessed` is never a lock for
+        # the calls of glibc's condition variables.
         is_back = judgement.implementation == GLIBC_COND and guessed in (LOCK, PI)
         name = judgement.service
         if not name and not judgement.is_parked:
@@ -363,7 +364,8 @@ class UserNames:
     ) -> UserLock:  # fmt: skip
         """Name the lock at `address` by the stack of a thread that sleeps there, read from procfs.
 
-        Too few registers are known for a certain answer, except from an interpreter's frames.
+        Too few registers are known to be sure of the stack. So the answer is provisional, unless it follows
+        from the frames of a CPython interpreter.
         """
         capture = None
         if (call := system_call(self._procfs / str(tgid), tid)) and int(call[1], 16) == address:
@@ -372,7 +374,7 @@ class UserNames:
         return lock if lock.is_reused else replace(lock, is_provisional=True)
 
     def _hotspot(self, process: _Process, places: Sequence[int], frames: Sequence[Frame]) -> HotSpot | None:
-        """The Java machine of a process; None until a stack with one of its functions was seen."""
+        """The JVM of a process; None until a stack with one of its functions was seen."""
         for place, frame in zip(places, frames, strict=False):
             located = process.space.locate(place) if frame.object == LIBRARY else None
             if located:
@@ -425,9 +427,9 @@ class UserNames:
         return process
 
     def _read_code(self, tgid: int, max_age: float = REREAD_SECONDS) -> _Process:
-        """What is remembered of a process, with the names that a Java machine now gives to its code."""
+        """What is remembered of a process, with the present names of JIT-compiled code if it has a JVM."""
         process = self._read_process(tgid, max_age)
-        if process.hotspot:  # the machine's own threads wait regularly, so that this happens often enough
+        if process.hotspot:  # the JVM's own threads wait regularly, so that this happens often enough
             process.jit.refresh(process.space.jit_dumps)
         return process
 
@@ -515,7 +517,8 @@ class UserNames:
     def _static(self, space: AddressSpace, address: int, implementation: str) -> str:
         """The name of static memory, as variable() returns it; empty if `address` is in no object file.
 
-        A lock is named by its beginning, which lies before `address` in some implementations.
+        `implementation` is that of the Judgement. In some implementations a lock begins before `address`, the
+        futex word; the name is that of its beginning.
         """
         image = space.image(address) if space.mapping(address) else None
         if image is None:
@@ -577,7 +580,8 @@ def java_lock(wait: JavaWait, frames: Sequence[Frame]) -> UserLock:
 def _expected_value(capture: Capture | None) -> int:
     """The value that a thread expects in the futex word, by the registers of its system call; 0 if unknown.
 
-    It is the third argument of futex(2), in %rdx, which has the number 1 in DWARF.
+    It is the third argument of futex(2), on x86-64 in %rdx, which has the number 1 in DWARF. On arm64 it is
+    unknown.
     """
     return capture.registers[1] & 0xFFFFFFFF if capture and len(capture.registers) == X86_REGISTERS else 0
 
@@ -585,8 +589,8 @@ def _expected_value(capture: Capture | None) -> int:
 def _has_shorter_cond(space: AddressSpace, stack: Sequence[tuple[int, Frame]]) -> bool:
     """Whether the condition variable in which a thread waits is one of glibc 2.41 or later.
 
-    `stack` has the address of each frame. A program that glibc was linked into statically has only
-    those functions of glibc that it uses.
+    `stack` has the address of each frame. False may be wrong for a program into which glibc was linked
+    statically, as such a program has only those functions of glibc that it uses.
     """
     place = next((place for place, frame in stack if "pthread_cond" in frame.function), 0)
     located = space.locate(place)

@@ -17,7 +17,7 @@ from lockd.names.objects.object_file import COMPARED_BYTES, ObjectFile
 from lockd.names.objects.process_files import opened_root
 
 REREAD_SECONDS = 0.1
-"""Seconds after which the memory map is read again because it does not have an address."""
+"""Age in seconds from which the memory map is read again if an address is in none of its mappings."""
 STALE_SECONDS = 5.0
 """Age in seconds up to which callers use a memory map without reading it again."""
 READING_SHARE = 20
@@ -60,8 +60,8 @@ class AddressSpace:
     def refresh(self, max_age: float = 0.0) -> bool:
         """Read the memory map, unless it was read within `max_age` seconds and the program is the same.
 
-        Returns whether the map changed. It stays as it is if the process has ended. Reading the map of a
-        process with many mappings takes milliseconds, and is not done more often than it is worth.
+        Returns whether the map changed. It stays as it is if the process has ended. A map with many mappings
+        takes milliseconds to read, and is read less often, see READING_SHARE.
         """
         now = time.monotonic()
         program = self._program
@@ -111,7 +111,8 @@ class AddressSpace:
         if not image or not mapping or mapping.path == image.first.path:
             return image
         before = self._maps.find(mapping.start - 1)
-        # The file is unreadable or no ELF file. Only one with code has variables behind a writable mapping.
+        # The file is unreadable or no ELF file. Only a file with code has variables behind a writable
+        # mapping.
         if mapping.path or not before or before.path != image.first.path or before.permissions[1] != "w":
             return None
         return image if self._maps.has_code(image) else None
@@ -135,7 +136,7 @@ class AddressSpace:
         return (file, bias) if file else None
 
     def _load(self, image: Image) -> tuple[Mapping, Key, int] | None:
-        """Read the file of an image again. Returns the value for _files."""
+        """Read the file of an image into the cache. Returns the value for _files."""
         with self.opened_memory():
             if image.first.path == VDSO:
                 data = self._read(image.base, min(image.first.end - image.base, MAX_VDSO))
@@ -160,8 +161,8 @@ class AddressSpace:
         names in a changed copy are for no other process. Processes that left it unchanged share one object.
         """
         first = image.first
-        # An inode's number is used again for other files. The first page tells them apart: it usually has
-        # the build id.
+        # An inode's number is used again for other files. Their first pages differ: they usually have the
+        # build id.
         start = hash(self._read(image.base, COMPARED_BYTES))
         known = self._restored.get((image.base, first.device, first.inode, start))
         if known and self._objects.file(known):

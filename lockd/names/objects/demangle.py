@@ -84,7 +84,8 @@ class Demangler:
         """The demangled name, or the symbol itself if it is not mangled or cannot be demangled.
 
         The name has at most MAX_NAME characters, all printable, and no suffixes or hashes of the compiler.
-        Languages whose names have dots, as Java and Go, may have a function `part`: it is no clone.
+        `may_be_clone` is False for a language whose names have dots, such as Java or Go: there `.part` can be
+        the name of a function, and is not removed as a suffix of the compiler.
         """
         symbol = _ABI.sub("", symbol)
         symbol = _CLONES.sub("", symbol) if may_be_clone else symbol

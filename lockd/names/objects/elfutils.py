@@ -61,7 +61,7 @@ ENTRY_FACTOR = 5
 """Bytes of memory that libdw takes for the entries that it remembers, for each byte of a section."""
 MAX_DWARF = 256 << 20
 """Most DWARF of a file that libdw opens, in bytes after it was unpacked: libdw reads and unpacks all of it.
-It is opened for a moment only."""
+It is closed again after each lookup."""
 MAX_UNITS = 50_000
 """Compilation units that are searched. A large Go program has some thousands."""
 MAX_CHILDREN = 200_000
@@ -421,9 +421,8 @@ class Elf:
     def rule(self, address: int, registers: int) -> UnwindRule | None:
         """The unwinding rule for an address of the file (not of memory).
 
-        Returns None if neither `.eh_frame` nor `.debug_frame` has a rule for the address.
-
-        `registers` is how many DWARF registers the rule covers, from number 0.
+        Returns None if neither `.eh_frame` nor `.debug_frame` has a rule for the address. `registers` is how
+        many DWARF registers the rule covers, from number 0.
         """
         for cfi in self._cfi_tables():
             frame = c_void_p()
@@ -446,7 +445,7 @@ class Elf:
 
     @functools.cached_property
     def _eh_frame_size(self) -> int:
-        """Bytes that libdw reads for `.eh_frame`: all of the file if only a segment tells where it is."""
+        """Bytes that libdw reads for `.eh_frame`: all of the file if only a segment says where it is."""
         has_segment = any(segment.kind == PT_GNU_EH_FRAME for segment in self.segments)
         without = self.size if has_segment else 0
         found = [s.size for s in self.sections if s.name == ".eh_frame" and s.kind != SHT_NOBITS]
@@ -456,7 +455,8 @@ class Elf:
     def _has_search_table(self) -> bool:
         """Whether there is a table in which libdw finds the entry of `.eh_frame` for an address.
 
-        libdw takes it by the section before `.eh_frame`, or by the segment if there is no such section.
+        libdw finds the table by a section `.eh_frame_hdr` before the section `.eh_frame`. If there is no
+        section `.eh_frame`, it finds the table by the segment PT_GNU_EH_FRAME.
         """
         before = itertools.takewhile(lambda section: section.name != ".eh_frame", self.sections)
         places = [section.offset for section in before if section.name == ".eh_frame_hdr"]
@@ -522,9 +522,9 @@ class Elf:
         return UnwindRule(cfa, saved, return_register, is_signal.value)
 
     def close(self) -> None:
-        """Free what elfutils holds, and close the descriptor that the file was made from.
+        """Free the memory of elfutils, and close the descriptor that was given as the source.
 
-        Whoever still has the file reads nothing of it any more.
+        Afterwards read() returns nothing.
         """
         if not self._handle:
             return
@@ -565,7 +565,7 @@ class _DebugFrame:
         """libdw's handle for the rules; 0 if it cannot use them."""
 
     def close(self) -> None:
-        """Free what elfutils holds."""
+        """Free the memory of elfutils."""
         if self._dwarf:
             self._dw.dwarf_end(self._dwarf)
         if self._handle:

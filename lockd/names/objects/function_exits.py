@@ -60,7 +60,7 @@ def find_exits(code: bytes, start: int) -> FunctionExits | None:
             done = subprocess.run(
                 (*OBJDUMP, f"--adjust-vma={start:#x}", "/dev/stdin"), stdin=file, capture_output=True,
                 text=True, errors="replace", timeout=TIMEOUT, check=False,
-                preexec_fn=lambda: _give_up_privileges(user),  # no other thread runs Python yet
+                preexec_fn=lambda: _give_up_privileges(user),  # safe without other Python threads
             )  # fmt: skip
         except (OSError, subprocess.SubprocessError):
             return None

@@ -42,9 +42,10 @@ PATIENCE_SECONDS = 10.0
 The check is still needed: the name can belong to older code at the same address.
 """
 EARLIER_NS = NS
-"""A file belongs to an earlier process if it was last changed at least so many nanoseconds before the start.
+"""A file that was last changed so many nanoseconds before a process started, or earlier, is not its own.
 
-The margin is needed because the times of files are some milliseconds old, and starts are rounded down.
+The margin is needed because the kernel sets the times of files by a clock that is some milliseconds late, and
+rounds the starts of processes down.
 """
 READING_SHARE = 20
 """After files were read, they are not checked again for this many times the duration of the reading."""
@@ -156,10 +157,10 @@ class JitNames:
                 os.close(file)
 
     def _is_known(self, path: bytes, status: os.stat_result) -> bool:
-        """Whether the file at `path` is one that was read before: it stays the process's own.
+        """Whether the file at `path` is one that was read before, and so is the process's own.
 
-        Its time says nothing once the clock of the host has been set forward: it then seems to be from before
-        the start.
+        The time of its last change cannot decide: once the clock of the host has been set forward, the file
+        seems to be older than the process.
         """
         return path in self._read and self._read[path][0] == status.st_ino
 
@@ -209,7 +210,7 @@ class _Functions:
     def sorted(self) -> list[int]:
         """The sorted addresses of all functions but those that begin within a newer function.
 
-        The memory of those was used again.
+        Newer code has taken the memory of these.
         """
         kept: list[int] = []
         around: list[tuple[int, int]] = []  # rank and end of functions that may span the next address

@@ -92,8 +92,8 @@ class Mappings:
     def image(self, address: int) -> Image | None:
         """The program or library that an address belongs to; None for other memory.
 
-        The variables that are zero at the start are in anonymous memory right behind the file's mappings. A
-        heap that follows them there counts as part of the image.
+        The variables that are zero at the start (.bss) are in anonymous memory right behind the file's
+        mappings. A heap that follows them there counts as part of the image.
         """
         index = self._index(address)
         if index < 0:

@@ -15,9 +15,9 @@ from lockd.names.objects.process_files import UNKNOWN_ROOT, Root, open_mapped
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 64 << 20
-"""Bytes of memory for all files, as ObjectFile.memory estimates them. A large program takes one to five
-million, and more with each lookup. The file that was used last is kept if it alone takes more. While a file
-is read it may take more than afterwards: up to MAX_DWARF for the members of a struct (elfutils.py).
+"""Bytes of memory for all files, as ObjectFile.memory estimates them. A large program takes 1 to 5 MB, and
+more with each lookup. The file that was used last is kept even if it alone takes more than MAX_BYTES. While a
+file is read it may take more than afterwards: up to MAX_DWARF for the members of a struct (elfutils.py).
 """
 MAX_FILES = 200
 """Files in the cache. Each keeps up to two descriptors open."""
@@ -61,7 +61,7 @@ class ObjectCache:
     ) -> Key | None:
         """The key of the file behind a mapping. The file is read if the cache does not have it.
 
-        The first arguments are those of open_mapped(), and `root` is the root directory of the process.
+        `process`, `mapping` and `memory` are as in open_mapped(); `root` is the process's root directory.
         Returns None if the file has no symbols. If the file cannot be opened, the result is the key of the
         file that was opened for this mapping before; None if there is none, or if it was evicted.
         """
@@ -104,8 +104,8 @@ class ObjectCache:
         """The key of the file that was opened for a mapping before; None if there is none.
 
         A file counts for all processes if its device is that of the mapping. Where the two differ, as on
-        btrfs and overlayfs, it counts for the processes with the same root directory and mounts: a user can
-        have any file at any path below mounts of their own, and of a FUSE server with any number as inode.
+        btrfs and overlayfs, it counts for the processes with the same root directory and mounts: in mounts of
+        their own, a user can place any file at any path, and by a FUSE server with any inode number.
         """
         for identity in (root.identity, ()):
             before = self._by_inode.get(_place(mapping, identity))

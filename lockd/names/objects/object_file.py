@@ -292,8 +292,8 @@ def _debug_file(
 ) -> Elf | None:
     """The first debug file below one of the root directories that fits an ELF file; None if none does.
 
-    `about` is the status of the ELF file. Nobody may say what functions are called but the owner of the ELF
-    file, root, and the owner of the root directory. Outside of `directory`, the debug file must be in the
+    `about` is the status of the ELF file. The debug file must belong to root, to the owner of the ELF file or
+    to the owner of the root directory, as it names functions. Outside of `directory`, it must be in the
     file system of the ELF file, because a user can have any file bound to a path beside files of their own,
     and a FUSE server of theirs can name any owner.
     """

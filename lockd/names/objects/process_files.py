@@ -112,9 +112,9 @@ def open_regular(root: Path | str, path: bytes) -> int:
     """A descriptor to read the regular file at `path` in the root directory `root`.
 
     No symbolic link leads out of `root`. Raises OSError if there is no such file, or if it is not a regular
-    file. Pipes, devices and files of procfs are never opened, because opening them has effects. Nothing is
-    said of the owner: whoever uses what the file says for other processes must know who wrote the file. A
-    build id tells nothing of that, because anybody can read it and write it into another file.
+    file. Pipes, devices and files of procfs are never opened, because opening them has effects. The owner is
+    not checked: a caller that uses the file's content for other processes must check who can have written it.
+    A build id does not show that, because anybody can read it and write it into another file.
     """
     directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -236,7 +236,7 @@ def open_mapped(process: Path, mapping: Mapping, memory: int) -> int:
 
     The owner of the file does not matter: the process was allowed to read or to execute the file, or it could
     not have mapped it. The file is recognised by its inode, together with its device or with the first bytes
-    of the mapping. lockd tells nothing of its content but the symbols of an ELF file.
+    of the mapping. lockd discloses nothing of its content but the symbols of an ELF file.
     """
     attempts: tuple[Callable[[], int], ...] = (
         lambda: _open_link(f"{process}/map_files/{mapping.start:x}-{mapping.end:x}"),

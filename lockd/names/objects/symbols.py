@@ -28,8 +28,8 @@ MAX_NAME = 4096
 MAX_NAMES = 512 << 20
 """The most bytes of the string table that are in memory while all functions are listed."""
 LOOKED_BACK = 64
-"""The number of symbols before an address that are tried for one that spans it. The nearest may not, as
-symbols can lie within others."""
+"""The most symbols at or before an address among which one that spans the address is looked for. The nearest
+one may end before the address, as symbols can lie within others."""
 ALIASES = 32
 """The most symbols of the same address, on each side of the one that was found, among which the best name is
 chosen."""
@@ -77,7 +77,10 @@ class NamedFunction:
 
 @dataclass(frozen=True)
 class _Sorted:
-    """Functions, variables or thread-local variables, sorted by address. `names` are string table offsets."""
+    """Functions, variables or thread-local variables, sorted by address. All four arrays have the same order.
+
+    `names` are offsets in the string table. `local` says whether a symbol is local (STB_LOCAL).
+    """
 
     addresses: Numbers
     sizes: Numbers
@@ -188,7 +191,7 @@ class SymbolTable:
         return Symbol(name, int(address), size)
 
     def _name(self, offset: int) -> str:
-        """A name without its version; empty for the mapping symbols that tell code from data on arm64."""
+        """A name without its version; empty for the mapping symbols that mark code and data on arm64."""
         start, size = self._strings
         data = self._elf.read(start + offset, min(MAX_NAME, size - offset))
         text, end, _ = data.partition(b"\0")

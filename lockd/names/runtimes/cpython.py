@@ -30,18 +30,20 @@ MOST_TYPE_NAME = 64
 MOST_SPAN = 1 << 17
 """Bytes from the first to the last member that one read of a structure may cover."""
 THREAD_STRUCTURE = 4096
-"""A size in bytes. On arm64 a thread's id is its thread pointer minus the size of a structure, which is
-smaller than this."""
+"""More bytes than the C library's structure of a thread has. On arm64 a thread's id (pthread_self()) is its
+thread pointer minus the size of this structure; on x86-64 both are the same."""
 TAGS = 7
 """Bits of a pointer in a frame that CPython 3.14 uses for itself."""
 CODE, NONE, TEXT = "code", "NoneType", "str"
 """Names of types."""
 
 SWITCH_INTERVAL = 5000
-"""Microseconds for which a thread waits for the GIL before it asks for it, unless the program changes that.
-This number is the first word of the GIL. The second word points to the state of its last holder."""
+"""Microseconds for which a thread waits for the GIL before it asks the holder to release it, unless the
+program changes that. This number is the first word of the GIL's structure. The second word points to the
+state of the thread that got the GIL last."""
 MOST_RUNTIME, RUNTIME_CHUNK = 1 << 20, 1 << 16
-"""Bytes from the beginning of `_PyRuntime` in which the GIL is searched for, and that are read at a time."""
+"""Bytes from the beginning of `_PyRuntime` in which the GIL's structure is searched for, and bytes that are
+read at a time."""
 TRAMPOLINE = "<interpreter trampoline>"
 """The function of a frame of CPython 3.12 that only marks where C called Python."""
 
@@ -142,7 +144,7 @@ FREE_THREADED = 2
 COMPACT = 16
 """Bytes from `text_ascii` to `text_other`."""
 MOST = 1 << 20
-"""The largest offset that is believed."""
+"""The largest offset, in bytes, that is taken for a real one."""
 
 
 def candidates(head: bytes) -> tuple[Layout, ...]:
@@ -218,9 +220,10 @@ class Interpreter:
         return (last_holder, layout.thread_id, layout.thread_frame, *cframe, *frame)
 
     def functions(self, memory: Memory, codes: Sequence[int]) -> list[PythonFrame]:
-        """The functions of these code objects, in their order, without those that only mark a call from C.
+        """The functions of the code objects at the addresses `codes`, in the same order. Never raises.
 
-        Empty if one of them is no code object.
+        Those that only mark a call from C are left out. Empty if there is no code object at one of the
+        addresses.
         """
         for layout in self._layouts(memory):
             try:

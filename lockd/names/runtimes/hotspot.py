@@ -47,7 +47,8 @@ MOST_TEXT = 64
 MOST_MODULES = 64
 """The most object files with thread-local memory that a process may have."""
 MODULE = 16
-"""Bytes of a module in the vector that a thread's second word points to, in glibc; musl has another size."""
+"""Bytes of a module's entry in the dynamic thread vector of glibc; musl has another size. The second word of
+the thread control block points to this vector."""
 MOST_BLOCK = 4096
 """Bytes of thread-local memory that are searched."""
 MOST_CLASSES = 4096
@@ -131,7 +132,7 @@ class HotSpot:
     def wait(self, number: int, guess: str) -> JavaWait:
         """What a thread waits for, from the number of its wait and the kind `guess` of its futex call.
 
-        Never raises.
+        The result is JavaWait() if it is unknown. Never raises.
         """
         with contextlib.suppress(_Unknown, OSError), self._memory() as memory:
             if number >> 61 == MONITOR:

@@ -1,4 +1,4 @@
-"""Captures: the registers and the top of the user stack of blocked threads."""
+"""Captures: the registers and the top of the user stack of threads, mostly of blocked ones."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Capture:
-    """Registers and top of the user stack of a blocked thread.
+    """Registers and top of the user stack of a thread.
 
-    BPF programs take a capture when a thread blocks on a lock, once in a while for each lock. read_capture()
-    takes one of a thread that is already asleep.
+    BPF programs take a capture when a thread blocks on a lock, once in a while for each lock. They also take
+    captures of threads that release locks, and of sampled waits. read_capture() takes one of a thread that is
+    already asleep.
     """
 
     registers: tuple[int, ...]
@@ -75,6 +76,9 @@ def read_capture(
 
 
 def read_memory(procfs: Path, tgid: int, address: int, size: int) -> bytes:
-    """At most `size` bytes of a process's memory. Raises OSError; OverflowError if `address` is none."""
+    """At most `size` bytes of a process's memory at `address`.
+
+    Raises OSError if they cannot be read, and OverflowError if `address` is too large for an address.
+    """
     with (procfs / str(tgid) / "mem").open("rb", buffering=0) as memory:
         return os.pread(memory.fileno(), size, address)

@@ -103,7 +103,8 @@ class _Walk:
         self._words: tuple[int, ...] = struct.unpack_from(f"<{len(capture.stack) // 8}Q", capture.stack)
         self._is_complete = self._was_guessed = False
         self._is_exact = False
-        """Whether the last address that was found is that of the next instruction, and not behind a call."""
+        """Whether the address that was found last is no return address, but that of the next instruction, as
+        in a function that a signal interrupted."""
         self.may_lack_mappings = False
         """Whether an old memory map may be the reason why the walk ended: by this map a return address is no
         code, or no caller was found for code without a rule."""
@@ -180,7 +181,7 @@ class _Walk:
         return self._code.is_executable(address) and (is_signal or self._call_before(address)[0] > 0)
 
     def _ends_signal(self, address: int) -> bool:
-        """Whether the handler of a signal returns to this address, at which interrupted code is resumed."""
+        """Whether a signal handler returns to this address: to code that resumes what was interrupted."""
         rule = self._code.rule(address) if self._code.is_executable(address) else None
         return rule is not None and rule.is_signal
 
