@@ -2,7 +2,7 @@
 
 The namer reads other processes' files, which may be large, damaged or hostile. It may be slow or die. The
 sampler never waits for it. A namer takes memory that nobody needs on a quiet host, so it is ended when
-nothing has needed it for a while, and the next question that does starts another.
+nothing has needed it for a while, and the next question that needs one starts another.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Resolver:
         self._queue: deque[Asked] = deque()
         self._to_watch: dict[int, None] = {}
         self._to_forget: dict[int, None] = {}
-        """Processes for the next Watch, in order; the values mean nothing."""
+        """Processes that the next Watch is to remember and to forget, in order; the values mean nothing."""
         self._watched: set[int] = set()
         """Processes that this namer remembers, or will once it gets the next Watch."""
         self._outstanding: deque[Asked] = deque()
@@ -127,9 +127,10 @@ class Resolver:
         self._pause = RESTART_SECONDS
         """Seconds from the loss of this namer to the start of the next."""
         self.is_paused = False
-        """Whether questions about names wait. Questions about the holders of locks are sent all the same."""
+        """Whether all questions wait but those about the holders of locks (Owners). CpuBudget sets it to save
+        CPU time."""
         self._reload: Reload | None = None
-        """Settings that are to be sent next."""
+        """Settings that are to be sent next; None if the namer has the present ones."""
         self.restarts = 0
         """Namers that were lost and replaced."""
         self._cpu_seconds_of_ended = 0.0
@@ -390,7 +391,7 @@ class Resolver:
         self._end_namer()
         culprit = self._outstanding.popleft() if self._outstanding else None
         about = culprit.description if culprit else "nothing"
-        if tgid > 0 and f"process {tgid}" not in about:  # the namer read files of a process from the ring
+        if tgid > 0 and f"process {tgid}" not in about:  # the namer read a process from the ring
             about = f"process {tgid}" + (f", before {about}" if culprit else "")
         log.error("namer: %s, while looking at %s; starting another", gone, about)
         if tgid > 0:

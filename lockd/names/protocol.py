@@ -296,7 +296,7 @@ class GoWaits:
 
 @dataclass(frozen=True)
 class LockReleased:
-    """Asks for the code in process `tgid` that released a lock, where a thread was captured as it did."""
+    """Asks for the code in process `tgid` that released a lock, given the releasing thread's capture."""
 
     token: int
     """A number of the sampler's for the question, which the answer repeats."""

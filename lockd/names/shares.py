@@ -23,7 +23,7 @@ ROOT, NOBODY = 0, -1
 BENCH, REFUSED = struct.Struct("=qq"), struct.Struct("=Q")
 
 Turn = tuple[int, int]
-"""A process and the user that it runs as; NOBODY where the user is unknown."""
+"""A process that the namer works for, and the user that it runs as; NOBODY where the user is unknown."""
 
 
 class Bench:

@@ -42,7 +42,7 @@ PAYLOAD = re.compile(r"/libpod-payload-([0-9a-f]{64})(?=/|$)")
 SHORT_ID = 12
 """Characters of a container's id that are shown."""
 POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=\.slice|/)")
-"""The cgroup of a Kubernetes pod: podUID, or …-podUID.slice with `_` for `-`, as `-` divides slices.
+"""The cgroup of a Kubernetes pod: podUID, or …-podUID.slice with `_` for `-`, as systemd nests slices by `-`.
 
 The uid of a static pod is the hash of its file, without dashes. (Kubernetes: pkg/kubelet/cm,
 escapeSystemdCgroupName(); pkg/kubelet/config, applyDefaults().)

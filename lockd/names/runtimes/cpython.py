@@ -52,7 +52,7 @@ COOKIE = b"xdebugpy"
 OFFSETS_SIZE = 1024
 """Bytes of `_PyRuntime` that are read: enough for the table of every known version."""
 SHIM = 3
-"""The least owner of a frame that is not the frame of a Python function."""
+"""The smallest value of a frame's member `owner` that means: not the frame of a Python function."""
 
 
 class Memory(Protocol):
