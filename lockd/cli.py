@@ -50,12 +50,15 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}\nsee: {self.prog} --help")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        sys.stdout.flush()  # Python could only report at its exit that the help cannot be written
+        sys.stdout.flush()  # an error is raised here; at its exit Python could only print it
         super().exit(status, message)
 
 
 class _Output(io.FileIO):
-    """Standard output. A failed write raises LockdError, which tells it from errors of other files."""
+    """Standard output. A failed write raises LockdError, so that it is not taken for another file's error.
+
+    If the reader of a pipe has ended, BrokenPipeError is raised instead.
+    """
 
     def write(self, data: Any) -> int:
         try:
@@ -67,7 +70,11 @@ class _Output(io.FileIO):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code: 0 done, 1 failed, 2 wrong usage, 3 this host cannot do it."""
+    """Run one command. Returns its exit code.
+
+    It is 0 if the command succeeded, 1 if it failed, 2 for wrong usage or an invalid configuration, 3 if this
+    host cannot do it, and INTERRUPTED after Ctrl-C.
+    """
     _set_up_streams()
     try:
         words = list(sys.argv[1:] if argv is None else argv)
@@ -93,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _set_up_streams() -> None:
     """Open /dev/null in place of standard streams that are closed, and make standard output an _Output."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # the next file to be opened would get its number
+        if getattr(sys, name) is None:  # else the next file to be opened would get its descriptor number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 -- it stays open
     text = sys.stdout
     if text is sys.__stdout__ and isinstance(text, io.TextIOWrapper):
@@ -131,7 +138,10 @@ def _command(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> Config:
-    """The configuration: the file, with flags in place of what the file says."""
+    """The configuration: the values of the file, or of flags where they are given.
+
+    Raises ConfigError or UsageError.
+    """
     from lockd.config.schema import Log, Web, load
 
     config = load(args.config_file)

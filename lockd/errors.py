@@ -6,7 +6,8 @@ import errno
 import signal
 
 PASSING = frozenset((errno.EAGAIN, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-"""The errnos of calls that lack a resource, such as memory. There may be enough of it a moment later."""
+"""The errnos of calls that may succeed a moment later: they were interrupted, or lacked a resource such as
+memory."""
 
 
 class LockdError(Exception):
@@ -28,9 +29,9 @@ class ConfigError(LockdError):
 
 
 class HostError(LockdError):
-    """This host cannot do what was asked for: it lacks BPF, a hook or privileges.
+    """This host cannot do what was asked for: it lacks for instance a hook, privileges or a package.
 
-    A restart would not change that: systemd does not start lockd again after this exit code.
+    A restart would not change that, so systemd does not start lockd again after this exit code.
     """
 
     exit_code = 3
@@ -43,7 +44,7 @@ def refusal(message: str, number: int) -> LockdError:
 
 
 def error_class(exit_code: int) -> type[LockdError]:
-    """The class of the error with which a child process of lockd ended."""
+    """The class of the error that ended a child process of lockd, by the exit code of the child."""
     return {ConfigError.exit_code: ConfigError, HostError.exit_code: HostError}.get(exit_code, LockdError)
 
 

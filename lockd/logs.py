@@ -8,11 +8,14 @@ import sys
 import time
 
 PAUSE = 10.0
-"""Seconds between two lines of a library that can repeat itself without end."""
+"""Seconds between two logged messages of tornado, which clients can cause without end."""
 
 
 def setup(level: str | int, process: str) -> None:
-    """Set up the log of this process. `level`, such as "info", is the lowest severity that is logged."""
+    """Set up the log of this process. `level`, such as "info", is the lowest severity that is logged.
+
+    `process` is the name of the process for the field LOCKD_PROCESS of the journal.
+    """
     logging.basicConfig(handlers=[_journal(process) or _text()], force=True)
     for name in ("tornado.general", "tornado.application"):
         logging.getLogger(name).addFilter(RateLimit())
@@ -31,8 +34,8 @@ def set_level(level: str | int) -> None:
 def open_journal() -> bool:
     """Open the journal's socket if log lines go to the journal. Returns whether they do.
 
-    A confined process can open no socket later. The library opens the socket only for a line, so that one is
-    written.
+    Behind its filter of system calls a process cannot open a socket any more. The journal's library opens its
+    socket when it sends the first line, so one line is sent here.
     """
     handlers = logging.getLogger().handlers
     journal = [handler for handler in handlers if not isinstance(handler, logging.StreamHandler)]
@@ -98,5 +101,5 @@ def _journal(process: str) -> logging.Handler | None:
     except (OSError, ValueError, AttributeError, ImportError):
         return None
     handler: logging.Handler = JournalHandler(SYSLOG_IDENTIFIER="lockd", LOCKD_PROCESS=process)
-    handler.setFormatter(logging.Formatter("%(message)s"))  # the rest are fields
+    handler.setFormatter(logging.Formatter("%(message)s"))  # severity and time are fields of the entry
     return handler

@@ -1,8 +1,9 @@
 """Messages between the sampler and the exporter, and the block of data that travels with them.
 
-Both ends share one Unix socket of type SOCK_SEQPACKET, so that each send() is one message. The words below
-are all that is ever sent on it. The answer to a request for data is the word HERE with the descriptor of a
-file in memory (memfd), which holds one block: writing it never waits for the reader.
+Both ends share one Unix socket of type SOCK_SEQPACKET, so that each send() is one message. Each message is
+one of the words below, or says why a request for data gets none. The answer to such a request is the word
+HERE with the descriptor of a file in memory (memfd), which holds one block: writing it never waits for the
+reader.
 
 A block is a JSON head and raw arrays. The sampler writes numpy arrays and the exporter reads plain
 memoryviews, so that the exporter needs no numpy (25 MB less resident memory) and parses nothing that came
@@ -43,7 +44,8 @@ RELOADED, NOT_RELOADED = b"reloaded", b"not reloaded"
 REQUEST_METRICS = b"m"
 """Request for the block behind /metrics: every series."""
 REQUEST_DETAIL = b"d"
-"""Request for the block behind /api/v1: the tables by thread and by lock."""
+"""Request for the block behind /api/v1 and the profiles of locks: the tables of threads, locks, bottlenecks
+and deadlocks."""
 REQUEST_WAITS = b"w"
 """Request for the block behind the profiles of waits off the CPU."""
 HERE = b"ok"
@@ -70,7 +72,7 @@ def pack(head: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
         for name, array in arrays.items()
     }
     text = json.dumps({"head": head, "arrays": layout}, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % 8)  # arrays start on an 8-byte edge
+    text += b" " * (-(8 + len(text)) % 8)  # arrays are aligned to 8 bytes
     return b"".join([len(text).to_bytes(8, "little"), text, *bodies.values()])
 
 
@@ -111,5 +113,8 @@ def from_memfd(fd: int) -> memoryview:
 
 
 def digest(data: bytes | memoryview) -> bytes:
-    """DIGEST_BYTES that tell whether saved data is complete and unchanged. They prove no authorship."""
+    """A digest of DIGEST_BYTES bytes, which shows whether saved data is complete and unchanged.
+
+    It has no key, so it does not prove who wrote the data.
+    """
     return blake2b(data, digest_size=DIGEST_BYTES).digest()

@@ -1,5 +1,5 @@
-"""Makes names safe to print: any program can choose a name with characters that control a terminal or a
-file."""
+"""Makes names safe to print: any program can choose a name with characters that control a terminal, or that
+break the format of a file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ def masked(name: str) -> str:
 
 
 def printable(name: str) -> str:
-    """The name with unprintable characters as escapes such as `\\x1b`, so that a reader sees what they
-    are."""
+    """The name with unprintable characters as escapes such as `\\x1b`, so that a reader sees what they are.
+
+    If the type of `name` is a subclass of str, the result has this type as well.
+    """
     if name.isprintable():
         return name
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)

@@ -80,7 +80,7 @@ def as_svg(drawn: Figure) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name as matplotlib shows it as it is: text between two dollars would be a formula."""
+    """The name with its dollars escaped: matplotlib would show text between two of them as a formula."""
     return name.replace("$", r"\$")
 
 

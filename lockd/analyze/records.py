@@ -28,10 +28,10 @@ RULE = (
     "as `lockd trace klock` prints, or CSV of `lockd trace futex`"
 )
 TYPES_OF_MILLI_KLOCKSTAT = {"Mutex": "mutex", "RWLock": "rwlock", "Semaphore": "rwsem release"}
-"""Lock types by milli-klockstat's names. In its lines, the ids of process and thread are exchanged."""
+"""Lock types by milli-klockstat's names. Its lines have the thread id after P and the process id after T."""
 USUAL_PERIOD_NS = 50_000_000
 UNLIKELY = 1000
-"""What happens once in so many times is taken for no coincidence."""
+"""A coincidence with a chance of 1 in this number, or less, is ruled out."""
 LARGEST_NUMBER = 2**62 - 1
 """The sum of two such numbers fits into 64 bits."""
 
@@ -230,10 +230,10 @@ def _short(text: str) -> str:
 
 
 def _period(starts: npt.NDArray[np.int64]) -> int:
-    """The length of periods in ns, which start at multiples of it; 0 if there are none.
+    """The length of periods in ns, which start at multiples of this length; 0 if there are none.
 
-    Few periods may have a multiple of it as common divisor. The length is then assumed to be 50 ms, as it
-    mostly is, or a part of that; standard error says so.
+    The starts of only a few periods may be multiples of a longer time by chance. The length is then assumed
+    to be 50 ms, as it mostly is, or a part of that; standard error says so.
     """
     starts = np.unique(starts[starts >= 0])
     if not len(starts):

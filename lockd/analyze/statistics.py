@@ -162,7 +162,7 @@ def waiting_threads(records: Records, starts: Numbers) -> tuple[Numbers, Numbers
 
 
 def _spread(rows: Numbers, length: int) -> tuple[Numbers, Numbers]:
-    """The begin and the end of the waits of each row in ns, as if they were one wait.
+    """The beginning and the end of the waits of each row in ns, as if they were one wait.
 
     This wait is assumed to be as late as possible, but before the next wait of the same thread for the same
     lock.

@@ -19,9 +19,9 @@ Durations have units, from large to small: 1d, 1h30m, 5m, 10s, 50ms, 100us.
 `lockd check --config.file=FILE` reports everything that is wrong with a file.
 
 Keys with the remark "A reload takes changes." can change while lockd runs: after `systemctl reload
-lockd`, or SIGHUP. Changes of all other keys need a restart. A restart goes on with the counters,
-except after a change of programs, windows, histogram, maps, filter.min_block, filter.max_block,
-series.max or series.top_locks, or of a rate in profile from or to 0."""
+lockd`, or SIGHUP. Changes of all other keys need a restart. A restart by systemd goes on with the
+counters, except after a change of programs, windows, histogram, maps, filter.min_block,
+filter.max_block, series.max or series.top_locks, or of a rate in profile from or to 0."""
 RELOADS = "A reload takes changes."
 
 

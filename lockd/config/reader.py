@@ -19,9 +19,10 @@ from lockd.errors import ConfigError
 from lockd.printable import printable
 
 LARGEST_FILE = 1_048_576
-"""Most bytes of a file that can be a configuration. A larger file, or /dev/zero, was named by mistake."""
+"""Most bytes of a file that can be a configuration. A larger file was named by mistake."""
 _INDICATOR = re.compile(r"[*&!%@`]|:(?![\s\0])")
-"""A character that does not begin text in YAML. Before a blank, a colon is the one between key and value."""
+"""A character that cannot begin a value without quotes in YAML. A colon before a blank or at the end of the
+text does not match: it separates a key from its value."""
 
 
 class Section(Protocol):
@@ -62,7 +63,7 @@ def section(kind: type[S]) -> S:
 
 
 def described(kind: type[Section]) -> dict[str, tuple[str, Key | type[Section]]]:
-    """For each key of a section, the name of its field and what the key takes: a value or a section."""
+    """The keys of a section. Each has the name of its field and what the key takes: a value or a section."""
     fields = kind.__dataclass_fields__.values()
     return {f.name.removesuffix("_ns"): (f.name, f.metadata["about"]) for f in fields}
 
@@ -144,7 +145,10 @@ class Reader:
         self._everywhere = [name for name, _ in all_keys(grammar)]
 
     def read(self, kind: type[S], node: yaml.Node, name: str) -> S:
-        """The section at `node`. A value that is wrong is reported, and its key gets the default."""
+        """The section at `node`. A value that is wrong is reported, and its key gets the default.
+
+        `name` is the dotted name of the section; it is empty for the whole file.
+        """
         known = described(kind)
         if isinstance(node, yaml.ScalarNode) and node.tag == NULL:
             return kind()  # `filter:` with everything below it commented out

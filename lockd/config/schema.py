@@ -40,7 +40,7 @@ LARGEST_PID = 4_194_304
 LARGEST_MAP = 1_048_576
 LARGEST_BUCKET_US = 67_108_864
 AUTO = 0
-"""The value of a key that says `auto`. It is below the least number that a file can contain."""
+"""The value of a key that is `auto` in the file. It is below every number that the key accepts."""
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ class Series:
     max: int = key(
         integer(1_000, 1_000_000),
         "10000",
-        "Most lines that /metrics ever has. What gets no series of its own is counted in a series called "
-        "`other`, so that totals stay exact.",
+        "Most lines that /metrics ever has, besides those for deadlocks and advised processes (303 at most). "
+        "What gets no series of its own is counted in a series called `other`, so that totals stay exact.",
     )
     idle_ns: int = key(
         duration("1m", "30d"),
@@ -227,7 +227,7 @@ class Series:
 
 ENTRIES_OF_CPU, MB = 512, 1_000_000
 FEWEST_ENTRIES, FEWEST_THREADS, MOST_AUTO = 8192, 16_384, 262_144
-"""What maps.entries and maps.threads have with `auto`, at least and at most."""
+"""The limits of what `auto` stands for in maps.entries and maps.threads."""
 
 
 def _power_of_two_near(number: int, least: int) -> int:
@@ -245,13 +245,13 @@ class Maps:
         or_word(power_of_two(64, LARGEST_MAP), "auto", AUTO),
         "auto",
         "Entries of each program's map: combinations of thread and lock that have waits in one period. "
-        "`auto` is 512 for each processor that the host can have, from 8192 to 262144.",
+        "`auto` is about 512 for each processor that the host can have, from 8192 to 262144.",
     )
     threads: int = key(
         or_word(power_of_two(64, LARGEST_MAP), "auto", AUTO),
         "auto",
-        "Threads that can wait at the same moment. `auto` is one for each MB of the host's memory, from "
-        "16384 to 262144.",
+        "Threads that can wait at the same moment. `auto` is about one for each MB of the host's memory, "
+        "from 16384 to 262144.",
     )
     stacks: int = key(
         power_of_two(64, LARGEST_MAP), "1024", "Call stacks that can be taken in the kernel in one period."
@@ -326,7 +326,7 @@ class Budget:
     )
 
     def share(self, cpus: int) -> float | None:
-        """The share of a machine with `cpus` processors that lockd may take; None for no limit."""
+        """The share of the CPU time of `cpus` processors that lockd may take; None for no limit."""
         return max(0.02, 0.2 / cpus) if self.cpu == AUTO else self.cpu
 
 
@@ -387,7 +387,7 @@ class Config:
         ),
         "[1m, 5m]",
         "Spans of time over which the `max` metrics show the longest wait. The alerts that come with lockd "
-        "use 1m. A reload can change the spans, but cannot add to their number at the start.",
+        "use 1m. A reload can change the spans, but there can be no more of them than at the start.",
         reloads=True,
     )
     histogram: Histogram = section(Histogram)

@@ -25,14 +25,14 @@ _CAUSES = (
     " cause), estimated from a sample of the lock's releases.",
     "Only if the program offcpu is on.",
 )
-_MODE_ALL = "Only in mode all, and only for mutexes, rwsems and semaphores."
+_MODE_ALL = "Only in mode all (programs.kernel_locks.mode), and only for mutexes, rwsems and semaphores."
 _MODE_CALLS = "Only in mode calls (programs.futex.mode)."
 _LONGEST_WAITER = "The labels unit and comm are of the process whose thread has waited longest."
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric family; `labels` is the order in which label values travel."""
+    """One metric family. `labels` are in the order of the label values in a snapshot."""
 
     name: str
     kind: Kind
@@ -211,7 +211,7 @@ def _offcpu() -> Iterator[Metric]:
         "blocked_seconds",
         "histogram",
         "state reason",
-        "Time that threads were off the CPU by their own choice until they were woken up, in seconds.",
+        "Off-CPU time of threads, from a voluntary switch-out to the wake-up, in seconds.",
         "There is one observation for each wait.",
     )
     yield metric(
@@ -300,7 +300,7 @@ def _itself() -> Iterator[Metric]:
         "hook_attached",
         "gauge",
         "program hook mechanism",
-        "1 if the hook is attached by this mechanism, 0 if the kernel refused it.",
+        "1 if the hook is attached by this mechanism, 0 if not, for instance because the kernel lacks it.",
     )
     yield metric(
         "program_runs_total",

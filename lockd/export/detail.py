@@ -31,7 +31,8 @@ SIDES = {**dict.fromkeys(OF_LOCKS, (WAITER, HOLDER)), OFFCPU: (WAITER, WAKER)}
 """The values of `by` for each program."""
 VALUES = (Value("blocked", "microseconds"), Value("waiting", "microseconds"), Value("waits", "count"))
 HOLDER_VALUES = (Value("waited", "microseconds"), Value("samples", "count"))
-"""The values of a sample of a holder: an estimate of how long others waited for it, and a count."""
+"""The values of a sample of a holder: an estimate of how long others waited for it, and the number of sampled
+releases."""
 CONTENTION = ("lock", "pi")
 """Kinds of futex waits that a profile shows if the request has no parameter `kind`."""
 MOST_SECONDS = 60
@@ -85,9 +86,9 @@ def single_values(arguments: Mapping[str, list[bytes]], names: tuple[str, ...]) 
 def table_rows(name: str, head: Head, arrays: Arrays) -> Iterator[dict[str, Any]]:
     """The rows of a table of the block: values by column.
 
-    The head is {"time": ..., "tables": {NAME: {"text": {column: [value, ...]},
-    "numbers": [column, ...], "lists": {column: [[value, ...], ...]}}}}; the numbers of a column
-    are in the array NAME.COLUMN.
+    The head is {"time": seconds since 1970, "monotonic": seconds, "tables": {NAME: {"text": {column: [value,
+    ...]}, "numbers": [column, ...], "lists": {column: [[value, ...], ...]}}}}. The numbers of a column are in
+    the array NAME.COLUMN. The table of locks also has "is_cut": whether rows were left out.
     """
     table = head["tables"][name]
     columns: dict[str, Any] = {
@@ -172,16 +173,16 @@ class LockSample(Sample):
     """A sample of a row of the table of locks."""
 
     key: int = 0
-    """The number by which the sampler tells the row from all others. Names do not suffice: the mutexes of
-    many objects have one name, and two places in a function may have the same callers."""
+    """The number by which the sampler identifies the row. Names do not suffice: the mutexes of many objects
+    have one name, and two places in a function may have the same callers."""
 
 
 def between(earlier: Profile, later: Profile, seconds: float, is_cut: bool = False) -> Profile:
-    """The difference of two profiles of profile_of(), of which one was taken `seconds` after the earlier one.
+    """The difference of two profiles of profile_of(), of which `later` was taken `seconds` after `earlier`.
 
     Samples to which nothing was added are left out. The seconds are given because the wall clock may have
-    been set in between. `is_cut`: the earlier table was full. A row that only the later profile has may then
-    be an old one that had no place in the earlier table. As its growth is unknown, it is left out.
+    been set in between. `is_cut` is whether rows were left out of the earlier table. A row that only the
+    later profile has may then be an old one. As its growth is unknown, it is left out.
     """
     if later.values == HOLDER_VALUES:
         samples = list(_held_between(earlier, later, is_cut))
@@ -229,7 +230,7 @@ def _held_between(earlier: Profile, later: Profile, is_cut: bool) -> Iterator[Sa
 
 
 def _holders_by_lock(profile: Profile) -> dict[int, dict[str, Sample]]:
-    """The samples of each row of the table of locks, by the site of the holder."""
+    """The samples by the key of their row in the table of locks, and then by the site of the holder."""
     locks: dict[int, dict[str, Sample]] = {}
     for sample in profile.samples:
         locks.setdefault(_key_of(sample), {})[sample.labels["holder"]] = sample

@@ -61,9 +61,10 @@ A slow request takes seconds, such as a profile of 10 seconds. It occupies a con
 """
 
 HOLDERS = "holders"
-"""The profile of the code that held locks, by the time for which others waited."""
+"""In /debug/pprof, the name of the profile of the code that held locks, by the time that others waited."""
 WAKERS = "wakers"
-"""The profile of waits off the CPU with the stacks of the threads that ended them."""
+"""In /debug/pprof, the name of the profile of waits off the CPU with the stacks of the threads that ended
+them."""
 OPENMETRICS = "application/openmetrics-text"
 
 WORK_SAVED = 10.0
@@ -246,9 +247,9 @@ class Handler(RequestHandler):
     def _is_rebound(self) -> bool:
         """Whether the request may come from a foreign page in a browser, by DNS rebinding.
 
-        The name of such a page points to this host for the moment. Only requests to the loopback address are
-        checked: what is served there is for this host only, and other names are hardly used. A foreign page
-        cannot have a name without a dot, or this host's own name.
+        The attacker's DNS server returns the address of this host for the host name of such a page. Only
+        requests to the loopback address are checked: what is served there is for this host only, which hardly
+        uses other names for it. A foreign page cannot have a host name without a dot, or this host's name.
         """
         assert self._stream
         local = self._stream.socket.getsockname()

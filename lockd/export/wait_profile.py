@@ -122,7 +122,7 @@ def _read_groups(head: Head) -> Groups:
 
 
 def _between(earlier: Groups, later: Groups, seconds: float) -> Groups:
-    """The waits that were added to each group in these seconds."""
+    """The waits that were added to each group from `earlier` to `later`, in this number of seconds."""
     before = dict(earlier)
     for name, old in earlier.items():
         new, other = later.get(name, Group()), GroupName(OTHER, OTHER, name.kind)
@@ -143,8 +143,9 @@ def _sum(group: Group, more: Group) -> Group:
 
 
 def _difference(old: Group, new: Group, seconds: float) -> Group:
-    """The waits that were added to a group in these seconds."""
-    if new.blocked_ns < old.blocked_ns or new.count < old.count:  # it was forgotten, and counts from zero
+    """The waits that were added to a group from `old` to `new`, in this number of seconds."""
+    # If the sums have fallen, the sampler had forgotten the group, and counts from zero.
+    if new.blocked_ns < old.blocked_ns or new.count < old.count:
         old = Group()
     return Group(
         new.blocked_ns - old.blocked_ns,
@@ -158,9 +159,10 @@ def _difference(old: Group, new: Group, seconds: float) -> Group:
 def _weights_between(old: dict[Place, Weight], new: dict[Place, Weight]) -> dict[Place, Weight]:
     """The weights that were added to a group.
 
-    The sampler may have merged stacks into REST in between, but the sum of all weights never falls: REST gets
-    what the other stacks leave of its growth. If REST had stacks before, a stack that had no place of its own
-    may have been among them, with any part of its weight. As its growth is unknown, it counts in REST.
+    The sampler may have merged stacks into REST in between, but the sum of all weights never falls. REST gets
+    the part of the growth of this sum that no other stack has. If REST had stacks before, a stack that had no
+    place of its own may have been among them, with any part of its weight. As the growth of such a stack is
+    unknown, it counts in REST.
     """
     came = {}
     for place, (ns, samples) in new.items():

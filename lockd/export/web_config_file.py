@@ -1,4 +1,4 @@
-"""The web configuration file: the grammar of its keys, one reading of it, and the TLS context made from it.
+"""The web configuration file: the rules of its keys, how it is read, and the TLS context made from it.
 
 Only an exporter with such a file imports this module: yaml takes 1 MB of memory.
 """

@@ -1,7 +1,7 @@
-"""The loader process. Settings come on standard input, the result goes to the socket named by its argument.
+"""The loader process. Its argument is the number of a descriptor: the socket to which it sends its result.
 
-Its exit codes are those of lockd's errors. Standard error has what it logs, and then the message of the error
-that ended it.
+Its settings come on standard input. Its exit codes are those of lockd's errors. Standard error has what it
+logs, and then the message of the error that ended it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from lockd.load.host import Host
 from lockd.load.source import Source
 
 AT_MAP = "AT_"
-"""The prefix of macros that stand for the address of a map's only element, before the map's name."""
+"""The prefix of the macros for addresses: AT_CONTROL stands for the address of the only element of the map
+`control`."""
 Attachment = tuple[int, int]
 """The descriptor of a program, and the descriptor that keeps the program attached."""
 
@@ -49,7 +50,8 @@ class BpfObject:
         self._given_base = source.constants["GIVEN_BASE"]
         self._given_enums = [source.enums.get(name, ()) for name in ("lock_type", "success")]
         self._programs: dict[tuple[str, ...], int] = {}
-        """Descriptors of programs. A key is a function, followed by what tells its programs apart."""
+        """Descriptors of programs. A key has the name of the function and what else the program was made for:
+        given values, a mechanism or a hook (see _load())."""
         self._attachments: list[int] = []
 
     def has_map(self, name: str) -> bool:
@@ -63,11 +65,13 @@ class BpfObject:
         return MapInfo(name, definition.entries, definition.key, definition.value)
 
     def set_number(self, name: str, value: int) -> None:
-        """Write the only element of an array of 64-bit numbers. Raises LockdError."""
+        """Write the only element of the map `name`, an array of 64-bit numbers. Raises LockdError."""
         self._set_element(name, 0, ctypes.c_uint64(value))
 
     def set_member(self, name: str, member: str, value: int) -> None:
-        """Write a 64-bit member of the only element of an array of structs; all other members become 0.
+        """Write a 64-bit member of the only element of the map `name`, an array of structs.
+
+        All other members become 0.
 
         Raises LockdError.
         """
@@ -88,10 +92,10 @@ class BpfObject:
             os.close(fd)
 
     def load_in_background(self, candidates: Iterable[Candidate]) -> threading.Thread:
-        """Load the functions of candidates in a thread, which must have ended before anything is attached.
+        """Load the functions of candidates in a thread, which the caller joins before it attaches anything.
 
-        For a large program the verifier needs a processor, while set_map() mostly waits. What the kernel
-        refuses is left to attach(), which tries it again and raises.
+        The verifier needs much CPU time for a large program. Meanwhile the caller can call set_map(), which
+        mostly waits. A function that the kernel refuses is left to attach(), which tries it again and raises.
         """
 
         def load() -> None:
@@ -113,13 +117,14 @@ class BpfObject:
         return program, attachment
 
     def attach_many(self, candidates: Iterable[Candidate]) -> list[tuple[Sequence[Candidate], Attachment]]:
-        """Attach many candidates by one link for each function, which the kernel makes and removes at once.
+        """Attach many candidates by one link for each BPF function. This saves time.
 
-        For every single attachment the kernel would wait some 50 ms, until nobody can be using it any more.
+        The kernel makes and removes all attachments of a link together. To remove a single attachment, it
+        waits some 50 ms until no processor can be using it any more.
 
         Only candidates that are `one_of_many` are attached, and only if this kernel has such links. Returns
         each link with its candidates. Candidates in no link are left to attach(): those that the kernel
-        refuses, and those that are the only one of their kind.
+        refuses, and those with which no other candidate can share a link.
         """
         groups: dict[tuple[object, ...], list[Candidate]] = {}
         for candidate in candidates:
@@ -192,8 +197,8 @@ class BpfObject:
     def _load(self, candidate: Candidate, mechanism: str = "") -> int:
         """Load the candidate's function unless it is loaded; return its descriptor.
 
-        A trampoline needs a program of its own for every hooked function. Other mechanisms need one for every
-        combination of given values.
+        The trampolines of fentry and fexit need a program of its own for every hooked function. Other
+        mechanisms need one for every combination of given values.
         """
         name, mechanism = candidate.function, mechanism or candidate.mechanism
         btf_id, arguments, key = 0, 0, (name, *candidate.given)

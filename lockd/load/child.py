@@ -29,7 +29,7 @@ LAST_WORDS_BYTES = 1 << 20
 LOADER_FILE_BYTES = 64 << 20
 """Size of the largest file that the loader may write. Its standard error goes to a file in memory."""
 OTHER_DESCRIPTORS = 512
-"""Number of descriptors that a process may need besides those of a trace's hooks."""
+"""Number of descriptors that a process may need besides one for each hook of a trace."""
 FDS_PER_MESSAGE = 200
 """Descriptors sent in one message; the kernel takes at most 253 (SCM_MAX_FD)."""
 LARGEST_MANIFEST = 1 << 26
@@ -37,7 +37,7 @@ LARGEST_MANIFEST = 1 << 26
 
 
 class Loader:
-    """The process that compiles and attaches, while its parent does something else."""
+    """A child process that compiles and attaches. Its parent can work meanwhile, and then calls result()."""
 
     def __init__(self, settings: LoadSettings) -> None:
         """Start the loader. Raises HostError if the limit on open files is too low."""
@@ -80,7 +80,7 @@ class Loader:
         return result
 
     def _wait(self) -> str:
-        """Wait for the loader's end and relay what it logged; return its last words."""
+        """Wait for the loader's end and log what it logged; return all other lines of its standard error."""
         try:
             self._child.wait(LOADER_TIMEOUT)
         except subprocess.TimeoutExpired:

@@ -142,7 +142,7 @@ def _extract(unit: Any, lib: Any) -> Compiled:
 
 
 def _names(count: Any, name_of: Any, unit: Any) -> list[str]:
-    """Return the names of a unit's tables or functions; bcc's Python module lists only one of the two."""
+    """Return the names of a unit's tables or functions. bcc's Python module lists only the functions."""
     count.restype, count.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_size_t]
     return [name_of(unit.module, index).decode() for index in range(count(unit.module))]
@@ -180,7 +180,7 @@ def _read_facts(fd: int, facts: ctypes.Structure) -> None:
 
 
 def layout_of(ctype: Any) -> Layout | str:
-    """Return the numpy dtype for a ctypes type, which bcc derives from the C declaration."""
+    """Return what numpy.dtype() takes for a ctypes type, which bcc derives from the C declaration."""
     if issubclass(ctype, ctypes.Array):
         if ctype._type_ is ctypes.c_char:
             return f"S{ctype._length_}"

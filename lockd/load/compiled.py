@@ -97,7 +97,7 @@ class Compiled:
 
 def with_maps(code: bytes, maps: dict[int, int]) -> bytes:
     """Return `code` with its references to maps replaced: descriptors by positions, or positions by
-    descriptors."""
+    descriptors. `maps` has the new number of each map by the old one."""
     new = bytearray(code)
     for start in _instructions(code, LOAD_IMMEDIATE, PSEUDO_MAP_FD):
         number = int.from_bytes(code[start + 4 : start + 8], "little")

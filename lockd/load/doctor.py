@@ -59,7 +59,7 @@ def check(settings: LoadSettings) -> int:
 def _check_host() -> Host | None:
     """Print which conditions this host meets; return None if it lacks one that every program needs.
 
-    Tracefs is no such condition: without it only futex calls cannot be counted.
+    Tracefs is no such condition: only the tracepoints that count futex calls need it.
     """
     is_complete = True
 
@@ -123,7 +123,7 @@ def _rows(part: Part, way: Way, host: Host) -> list[Row]:
 def _print_choices(choices: list[Choice], optional: Mapping[str, str] = NO_PARTS) -> int:
     """Print how each part will be done; return the exit code, 3 if one cannot be done.
 
-    The parts in `optional` do not count; each comes with the mode that needs it.
+    A part whose `what` is in `optional` does not affect the exit code; the value is the mode that needs it.
     """
     is_impossible = False
     for choice in choices:

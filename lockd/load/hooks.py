@@ -26,7 +26,8 @@ class Candidate:
     """CATEGORY:EVENT of a tracepoint, the event of a raw tracepoint, PATH+0xOFFSET of a uprobe or uretprobe.
     For the other mechanisms it is a kernel function."""
     required: bool = True
-    """Whether the program measures wrongly without this hook. Without another hook it measures less."""
+    """Whether the program measures wrongly without this hook. Without a hook that is not required it only
+    measures less."""
     optional: bool = False
     """Whether a kernel without this hook has nothing to be measured there, or has it under another name."""
     given: tuple[str, ...] = ()
@@ -186,9 +187,10 @@ def _switches(programs: tuple[str, ...], futex_mode: str, has_holders: bool, has
 
 
 def _releases(programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files and the macros with which switches and wake-ups tell who releases locks."""
+    """Return the files and the macros with which the programs at switches and wake-ups find out who releases
+    locks."""
     files, defines = ["daemon/lock_causes.bpf.c", "daemon/lock_queues.bpf.c"], ["WITH_HOLDERS"]
-    if "offcpu" in programs:  # this program sees what holders do
+    if "offcpu" in programs:  # only offcpu sees what holders do
         defines.append("WITH_CAUSES")
     if "futex" in programs:
         files.append("daemon/user_releases.bpf.c")
@@ -200,15 +202,16 @@ def _releases(programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 EXEC = "sched_process_exec"
-"""The tracepoint at which a thread may take over the id of another one, whose entry is then of no use."""
+"""The tracepoint of execve(). A thread that is not the main thread takes over the main thread's id there, so
+the entry under its old id is of no use any more."""
 HOLDERS = "holders"
 """The value of Part.what for the part that is of no use without the other parts of its program."""
 
 
 def _lock_holders() -> Part:
-    """Return the part that sees who ends waits for kernel locks, where nothing else sees switches.
+    """Return the part that sees who ends waits for kernel locks if neither `futex` nor `offcpu` runs.
 
-    It follows no thread but those that wait for a kernel lock.
+    It follows only threads that wait for a kernel lock.
     """
     files, defines = _releases(("kernel_locks",))
     hooks = tuple(
@@ -232,7 +235,8 @@ SLOW_PATHS = (
     ("semaphore", "0", "__down_killable"),
     ("semaphore", "0", "__down_timeout"),
 )
-"""Lock type, return value for success, and function that is called if the lock is contended."""
+"""Lock type, return value for success (enum success), and function that is called if the lock is
+contended."""
 
 
 def _lock_waits() -> Part:
@@ -285,14 +289,15 @@ TAKING = (
     ("semaphore", "always", "down"),
     ("semaphore", "0", "down_interruptible down_killable down_timeout"),
 )
-"""Lock type, return value for success, and functions that take the lock and may sleep."""
+"""Lock type, return value for success (enum success), and functions that take the lock and may sleep."""
 TRYING = (
     ("mutex", "1", "mutex_trylock _mutex_trylock_nest_lock ww_mutex_trylock"),
     ("rwsem_read", "1", "down_read_trylock"),
     ("rwsem_write", "1", "down_write_trylock"),
     ("semaphore", "0", "down_trylock"),
 )
-"""Lock type, return value for success, and functions that try to take the lock and never sleep."""
+"""Lock type, return value for success (enum success), and functions that try to take the lock and never
+sleep."""
 TAKING_BY_ANOTHER = ("mutex_lock_io", "mutex_lock_io_nested")
 """Functions that take a mutex by calling mutex_lock(), unless the compiler has inlined it."""
 RELEASING = (
@@ -312,7 +317,8 @@ def _lock_holds() -> Part:
         fentry.append(_probe("lock_released", "fentry", name, (lock_type,), required=True))
         kprobe.append(_probe("lock_released", "kprobe", name, (lock_type,), required=True))
     for hooks, mechanism, after in ((fentry, "fentry", "fexit"), (kprobe, "kprobe", "kprobe")):
-        # downgrade_write() makes a writer a reader. The kprobe that was attached last is called first.
+        # downgrade_write() makes a writer a reader, so the release must be seen first. Of two kprobes on one
+        # function, the one that was attached last is called first.
         hooks.append(_probe("lock_taken", after, "downgrade_write", ("rwsem_read", "always")))
         hooks.append(_probe("lock_released", mechanism, "downgrade_write", ("rwsem_write",)))
         hooks.append(_probe("lock_released", mechanism, "up_read_non_owner", ("rwsem_read",)))

@@ -1,4 +1,4 @@
-"""The capabilities of this host: privileges, tracefs, BTF and the availability of each hook."""
+"""What this host offers to the loader: privileges, tracefs, BTF and the availability of each hook."""
 
 from __future__ import annotations
 
@@ -154,9 +154,10 @@ class Host:
 
     @cached_property
     def can_cast(self) -> bool:
-        """Whether programs can have the kernel take an address for that of a struct (6.2, with its JIT on).
+        """Whether programs can call programs.CAST, so that they can read any address as a struct.
 
-        It is tried, because a kernel with the function may refuse all calls of functions.
+        This takes Linux 6.2 with its JIT on. It is tried, because a kernel that has CAST may refuse all calls
+        of functions of the kernel.
         """
         cast = self.types.function(programs.CAST)
         return cast is not None and programs.can_cast(cast, self.types.struct("task_struct"))
@@ -227,8 +228,8 @@ class Host:
     def _symbols(self) -> dict[str, list[int]]:
         """Addresses of the functions that may be hooked and of their copies, by name.
 
-        Functions of a trace may be in modules; a function of the kernel itself with the same name comes
-        first.
+        Functions of a trace may be in modules. If the kernel itself has a function of the same name, only
+        that one counts.
         """
         of_trace = {name.encode() for name in self._functions}
         wanted = {*of_trace, *(name.encode() for name in (*hooked_functions(), *RETURN_TRAMPOLINES))}

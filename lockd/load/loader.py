@@ -36,8 +36,11 @@ of its records for user-space locks and for kernel locks. For sampled waits they
 and the layout of its records. The map of the processes of CPython is for both.
 """
 SLEEP_SECONDS = 0.001
-"""How long the loader sleeps before it enters waits that began earlier. The programs compare two clocks by
-the time at which this thread was last given a CPU. The sleep makes that time recent."""
+"""How long the loader sleeps before it enters waits that began earlier.
+
+The program that enters them measures the offset between the monotonic and the scheduler's clock. It takes the
+last time at which this thread got a CPU for the present. The sleep makes this time recent.
+"""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
 
     attached = Attached()
     try:
-        # The programs for kernel locks are attached first, because attaching itself takes kernel locks.
+        # Attaching takes kernel locks. The programs for kernel locks are attached first, so that they see the
+        # locks that are taken while all other programs are attached.
         for choice in reversed(choices):
             attached.add(bpf_object, choice)
     except WayRefusedError:

@@ -35,7 +35,8 @@ from lockd.kernel.libbpf import libbpf
 from lockd.load.compiled import CALL, PSEUDO_KERNEL_FUNCTION
 
 MULTI = {"kprobe": "kprobe_multi", "uprobe": "uprobe_multi"}
-"""By mechanism, the mechanism that load() takes for a program that attach_many() attaches."""
+"""The mechanism that load() must get for a program that attach_many() attaches, by the mechanism of its
+hooks."""
 TYPES = {
     **dict.fromkeys(("kprobe", "kretprobe", "uprobe", "uretprobe", *MULTI.values()), 2),
     **dict.fromkeys(("fentry", "fexit", "iterator"), 26),
@@ -60,7 +61,7 @@ PERF_EVENT_IOC_SET_BPF, PERF_EVENT_IOC_ENABLE = 0x40042408, 0x2400
 KPROBE_TYPE = Path("/sys/bus/event_source/devices/kprobe/type")
 UPROBE_TYPE = Path("/sys/bus/event_source/devices/uprobe/type")
 CAST = "bpf_rdonly_cast"
-"""The function of the kernel that takes an address for that of a struct."""
+"""The function of the kernel by which a program may read any address as a struct."""
 TRIED_FUNCTION = "down_read_killable"
 """The function on which mechanisms are tried. Every kernel has it, and a probe on it disturbs nobody."""
 
@@ -77,7 +78,11 @@ class Given:
     """Constants of 32 bits each, in the order of the GIVEN indices from 1 on."""
 
     def apply_to(self, code: bytes) -> bytes:
-        """Return `code` with its loads of the context from `base` on replaced by the given values."""
+        """Return `code` with the given values in place of loads from beyond the end of the context.
+
+        A load of the 64-bit word number `base` of the context becomes a load of the return value. A load of
+        word `base` + n becomes the constant number n, counted from 1.
+        """
         instructions = [bytearray(code[start : start + 8]) for start in range(0, len(code), 8)]
         for instruction in instructions:
             index = int.from_bytes(instruction[2:4], "little", signed=True) // 8 - self.base
@@ -185,7 +190,10 @@ def run_iterator(program: int) -> None:
 
 @functools.cache
 def can_attach_many(mechanism: str) -> bool:
-    """Whether this kernel has links to many functions (5.18), or to many places in a file (6.6)."""
+    """Whether this kernel has links to many functions, or correct links to many places in a file.
+
+    The former are for `mechanism` kprobe and came with 5.18, the latter are for uprobe and came with 6.10.
+    """
     try:
         program = load(RETURN_0, "does_nothing", MULTI[mechanism], verbose=False)
     except HostError:

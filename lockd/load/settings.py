@@ -41,11 +41,11 @@ class LoadSettings:
     programs: tuple[str, ...]
     """The enabled programs, out of `futex`, `offcpu` and `kernel_locks`."""
     entries: int
-    """Largest number of entries of one window, for each aggregate."""
+    """Entries that the map of each program has room for in one window."""
     threads: int
     """Largest number of threads that are followed at one time."""
     stacks: int
-    """Largest number of stacks in one window."""
+    """Largest number of call stacks in one window."""
     min_block_ns: int
     """Waits shorter than this, in nanoseconds, are not counted. Holds of kernel locks always are."""
     max_block_ns: int

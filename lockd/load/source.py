@@ -20,7 +20,8 @@ HEADERS = BPF_DIR / "headers"
 """The stub kernel tree that bcc gets instead of kernel headers."""
 
 SIZES = {
-    # Overflow maps: every combination of system call, state and slot that occurs. More are counted as lost.
+    # Overflow maps: every combination of system call, state and slot that occurs. Events of further ones are
+    # counted as dropped.
     "OVER_ENTRIES": 2048,
     # Overflow maps of kernel locks: every combination of type and slot.
     "OVER_KERNEL_ENTRIES": 512,
@@ -31,17 +32,17 @@ SIZES = {
     # Locks that threads block on for the first time within one period; further locks are captured in the next
     # period. The namer needs longer than a period for this many.
     "CAPTURES_ENTRIES": 128,
-    # Locks in user space that are not captured again.
+    # Locks in user space that were captured. Each of them is captured again after 10 s at the earliest.
     "KNOWN_LOCKS_ENTRIES": 16384,
     # Locks in user space, and sleeping locks of the kernel, that are waited for at one moment.
     "LOCK_QUEUES_ENTRIES": 4096,
-    # Java machines whose waits are looked into.
+    # Java virtual machines whose memory the programs read to find out what a thread waits for.
     "HOTSPOTS_ENTRIES": 1024,
-    # Processes of CPython whose threads' functions are read.
+    # Processes of CPython in which the programs read the functions of threads.
     "CPYTHONS_ENTRIES": 1024,
-    # Threads of such processes.
+    # Threads of processes of CPython.
     "PYTHON_THREADS_ENTRIES": 8192,
-    # Processes that the namer knows of.
+    # Processes that the programs have announced to the namer.
     "TOLD_PROCESSES_ENTRIES": 1024,
 }
 """Numbers of entries of maps, by the macro that the programs use."""
@@ -52,18 +53,18 @@ LRU_SIZES = (
 )
 """The macros of the sizes of maps in which new entries take the place of old ones (LRU)."""
 RESERVED_BY_CPU = 128
-"""How many free elements of such a map a processor that adds an entry takes for itself (LOCAL_FREE_TARGET in
-kernel/bpf/bpf_lru_list.c).
+"""How many free elements of an LRU map a processor reserves for itself when it adds an entry
+(LOCAL_FREE_TARGET in kernel/bpf/bpf_lru_list.c).
 
-Where all elements are so reserved, a processor takes the newest entries of others, or its own: an entry is
-gone before it is looked up. Linux 6.16 reserves less in small maps ("bpf: Adjust free target to avoid global
-starvation of LRU map").
+If the processors have reserved all elements, each new entry replaces one of the newest entries, which is then
+gone before it is looked up. So the maps get this many elements more for each processor. Linux 6.16 reserves
+less in small maps ("bpf: Adjust free target to avoid global starvation of LRU map").
 """
 ENDS_PER_MAP = 32
-"""How many of the entries that fill a map have the window end with the next tick, on average.
+"""How many of the entries that fill a map ask, on average, for the window to end with the next tick.
 
-These entries are chosen at random (add_entry() in common.bpf.h). The chance that a full map has none of them
-is 1 in 10^14.
+The programs choose these entries at random (add_entry() in common.bpf.h). The chance that a full map has none
+of them is 1 in 10^14.
 """
 
 LARGEST_INT, MASK_64 = 2**31 - 1, 2**64 - 1
@@ -160,7 +161,8 @@ def source_for(settings: LoadSettings, choices: Sequence[Choice], host: Host) ->
 def _layout_of(types: KernelTypes) -> dict[str, int | None]:
     """Return the defines for the kernel's structures and features; None for a define without a value."""
     defines: dict[str, int | None] = {name: types.offset(*member) for name, member in OFFSETS.items()}
-    # On arm64 a return address is in a register, which each function saves at a place of its own.
+    # A uretprobe replaces a return address on the stack, which the programs undo in a capture. On arm64 they
+    # cannot: the return address is in a register, which each function saves at a place of its own.
     if types.has_member("return_instance", "orig_ret_vaddr") and os.uname().machine == "x86_64":
         defines["HAVE_RETURN_INSTANCES"] = None
         defines["TASK_UTASK"] = types.offset("task_struct", "utask")
@@ -175,7 +177,7 @@ def _layout_of(types: KernelTypes) -> dict[str, int | None]:
     for bit in ("in_iowait", "frozen"):
         name = f"TASK_{bit.upper()}"
         defines[name], defines[f"{name}_BIT"] = divmod(types.bit_offset("task_struct", bit), 8)
-    # fa2c3254d7cf (5.18) added a fourth argument: the state before a waker could change it.
+    # fa2c3254d7cf (5.18) added a fourth argument: the previous thread's state, before a waker can change it.
     if (types.tracepoint_args("sched_switch") or 0) >= 4:
         defines["HAVE_PREV_STATE"] = None
     if types.has_helper("task_pt_regs"):  # 5.15; the current task has a type since 5.11
@@ -196,13 +198,16 @@ def _layout_of(types: KernelTypes) -> dict[str, int | None]:
         defines["RWSEM_OWNER"] = types.offset("rw_semaphore", "owner")
     if types.has_member("rt_mutex_base", "owner"):  # 830e6acc8a1c (5.15)
         defines["RTMUTEX_OWNER"] = types.offset("rt_mutex_base", "owner")
-    if types.has_member("rw_semaphore", "osq"):  # only where writers spin
+    if types.has_member("rw_semaphore", "osq"):  # only kernels in which writers spin have it
         defines["RWSEM_OSQ"] = types.offset("rw_semaphore", "osq")
     return defines
 
 
 def _casts_of(host: Host) -> dict[str, int]:
-    """Return the defines for reading structs at any address by instructions; empty if this host cannot."""
+    """Return the defines for reading structs at any address by load instructions, without a helper.
+
+    They are empty if this host does not support that.
+    """
     if not host.can_cast:
         return {}
     types = {name: host.types.struct(struct) for name, struct in STRUCTS.items()}

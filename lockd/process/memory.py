@@ -22,7 +22,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 class LazyModule(ModuleType):
     """Stands for a module until one of its attributes is read. Then the module is imported.
 
-    Modules of importlib.util.LazyLoader are already imported by `from package import module`.
+    importlib.util.LazyLoader does not do, because `from package import module` already imports its modules.
     """
 
     def __getattr__(self, name: str) -> object:
@@ -46,7 +46,7 @@ def stub_unused_numpy() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     places = numpy.submodule_search_locations or []
     if any((Path(place) / "_core").is_dir() for place in places):
-        return  # numpy 2 imports these modules on demand itself, and would search for itself in a LazyModule
+        return  # numpy 2 imports these modules on demand; with a LazyModule its __getattr__() would not end
     for name in UNUSED:
         spec = PathFinder.find_spec(f"numpy.{name}", places)
         if spec:
@@ -59,8 +59,9 @@ def return_freed_memory(block_bytes: int = 128 << 10) -> None:
     """Have the C library return freed blocks of at least `block_bytes` to the kernel.
 
     The next block of that size then costs page faults. glibc starts with 128 KiB as well, but raises this
-    limit to the size of the last block that was freed, up to 32 MiB. Smaller blocks then come from the heap,
-    whose holes stay resident, with up to twice as much unused memory at its end. musl has no such setting.
+    limit to the size of the last block that was freed, up to 32 MiB. Blocks below the raised limit come from
+    the heap, whose holes stay resident, with up to twice as much unused memory at its end. musl has no such
+    setting.
     """
     import ctypes  # not at the top: every command imports this module, and most do without ctypes
 

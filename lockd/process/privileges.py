@@ -111,7 +111,7 @@ def keep_only(
 
 
 def unprivileged_user(wanted: str) -> str | None:
-    """The user that a process of root should become: `wanted`, or nobody if there is no such user.
+    """The user that a process of root should become: `wanted`, or `nobody` if `wanted` does not exist.
 
     Returns None in processes of other users, which cannot become another user.
     """
@@ -142,7 +142,7 @@ def no_new_privileges() -> None:
 def die_with_parent(signal_number: int) -> None:
     """Have the kernel send this process a signal when its parent ends.
 
-    Call this after the user has changed: the kernel forgets the request with each change.
+    Call this after the user has changed: the kernel forgets the request with each change of the user.
     """
     _prctl("request a signal for the end of the parent", _PR_SET_PDEATHSIG, signal_number)
 

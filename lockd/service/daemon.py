@@ -1,7 +1,7 @@
 """The running daemon: the sampler's loop, the exporter beside it, reloads, and signals.
 
-Daemon connects these parts: it passes messages of the exporter on, and does at each tick what does not depend
-on the sampler.
+Daemon connects these parts. It hands messages of the exporter to them. After each tick it sends systemd a
+sign of life, checks the exporter and goes on with a reload.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def sampler_settings(config: Config) -> SamplerSettings:
 class Daemon:
     """Runs the loop of `sampler` until a signal ends it.
 
-    `read` reads the configuration again for a reload. `listening` are the sockets that exporters serve, which
-    `start_exporter` starts.
+    `read` reads the configuration again for a reload. `start_exporter` starts an exporter, and `listening`
+    are the sockets on which exporters accept connections.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Daemon:
         self._loop.stop()
 
     def _follow_exporter(self) -> None:
-        """Let loop and sampler know of the exporter that runs at present."""
+        """Give the loop the socket, and the sampler the process id, of the exporter that runs at present."""
         exporter = self._supervisor.exporter
         control = exporter.control if exporter else None
         if control is not self._loop.control:
@@ -176,7 +176,10 @@ class Daemon:
 
 
 def has_terminal() -> bool:
-    """Whether the daemon has a terminal. The kernel sends SIGHUP too when the terminal goes away."""
+    """Whether the daemon has a terminal.
+
+    The kernel sends SIGHUP also when the terminal goes away, which is no request for a reload.
+    """
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError:

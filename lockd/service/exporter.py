@@ -40,8 +40,8 @@ EXIT_SECONDS = 10.0
 """Seconds for which the first exporter, once it has closed its socket, may take to end."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds from the loss of an exporter to the start of the next. The pause doubles each time, until an
-exporter has served for longer than the pause. It is never 0: whoever ends all processes of a service may end
-this one last."""
+exporter has served for longer than the pause. It is never 0: if somebody ends all processes of the service,
+this process may be the last, and should not start an exporter before that."""
 
 
 class Exporter:
@@ -58,8 +58,9 @@ class Exporter:
         """Start the process.
 
         `listening` are the sockets that it serves, `web_config` is the path of the web configuration, and
-        `requests_share` the share of one processor for requests. `web_kept` is an unnamed file in which one
-        exporter tells the next what keeps people out.
+        `requests_share` the share of one processor for requests (None for no limit). `web_kept` is the
+        descriptor of a file in memory with the names of the protections in force, such as TLS and users, for
+        the exporter that replaces this one.
         """
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A send to the exporter never blocks, whatever the exporter does. The socket has room for only a few
@@ -239,8 +240,8 @@ class Supervisor:
     def _check_lost(self, exporter: Exporter, now: float) -> None:
         code = exporter.exit_code()
         if code is None:
-            # Until one has served there is no next one to start, and the exit code says whether lockd is
-            # to be started again.
+            # Only an exporter that follows one that has served is started here. The exit code of the first
+            # one decides whether systemd starts lockd again, so it gets more time to end.
             if now < self._start_at + (0.0 if self.has_served else EXIT_SECONDS):
                 return
             exporter.kill()  # the next one is started even if this one cannot be killed
@@ -289,7 +290,7 @@ def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:
         except OSError as error:
             for opened in sockets:
                 opened.close()
-            # Python's own strerror repeats the address; the error of a host name has no errno.
+            # Python's own strerror repeats the address. The number in the error of a host name is no errno.
             is_name = isinstance(error, socket.gaierror)
             reason = error.strerror if is_name else os.strerror(error.errno or 0)
             raise LockdError(

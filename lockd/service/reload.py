@@ -88,8 +88,8 @@ class Reloads:
     def advance(self, exporter: Exporter | None) -> None:
         """Go on with the current reload, or begin the one that was requested.
 
-        `exporter` is the running exporter. If it has replaced the one whose answer is awaited, the reload is
-        over, as the new exporter began with the configuration in force.
+        `exporter` is the running exporter, if there is one. If the exporter whose answer is awaited runs no
+        more, the reload is over: the next exporter begins with the configuration in force.
         """
         if self._exporter and self._exporter is not exporter:
             self._end(True)
@@ -124,7 +124,7 @@ class Reloads:
             log.error("the configuration before this one stays in force: %s", problems)
             return False
         merged = Merged()
-        if len(asked.windows) > self._most_windows:  # lines of /metrics were reserved for the first ones
+        if len(asked.windows) > self._most_windows:  # /metrics has lines reserved for as many as at the start
             merged.waiting.append("windows")
             asked = dataclasses.replace(asked, windows=self.running.windows)
         self.running, self.waiting = merged.section(self.running, asked), merged.waiting

@@ -44,8 +44,8 @@ MAPS = {"CAP_BPF", "CAP_SYS_ADMIN"}
 LONGEST = 2**63 - 1
 """The nanoseconds that stand for a filter.max_block without a limit."""
 LARGE = 1 << 20
-"""Bytes of an allocation that is given back to the kernel when freed. A tick seldom allocates so much at
-once."""
+"""Bytes of the smallest allocation that is returned to the kernel when it is freed. A tick seldom allocates
+so much at once."""
 
 
 def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
@@ -99,8 +99,8 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
 def _resumed(begin: Callable[..., Sampler], store: Store) -> Sampler:
     """A sampler with the counts of the last start, or with none if those make no sense.
 
-    Raises OSError, MemoryError or LockdError if the host lacks something at this moment. Then the counts stay
-    for the next start.
+    Raises OSError, MemoryError or LockdError if the host lacks a resource at this moment. Then the counts
+    stay for the next start.
     """
     try:
         return _with_counts(begin, store)
@@ -122,7 +122,7 @@ def _with_counts(begin: Callable[..., Sampler], store: Store) -> Sampler:
 
 
 def load_settings(config: Config, sysfs: Path = SYSFS, memory_bytes: int | None = None) -> LoadSettings:
-    """The part of the configuration that is compiled into the programs.
+    """The part of the configuration that the loader needs.
 
     The sizes of maps fit a machine with the processors that `sysfs` tells of, and with `memory_bytes`, by
     default that of this machine.
@@ -178,7 +178,7 @@ def _drop_privileges(fds: list[int]) -> None:
         needed = " or ".join(kept) or "a capability that lockd lacks"
         log.warning("this kernel (before 5.19) lets only %s read maps: the sampler keeps it", needed)
         keep |= set(kept)
-    # A namer of root gets its capabilities from execve(), and that of another user only inherited ones.
+    # If this process is root's, the namer gets its capabilities by execve(), else only the inherited ones.
     inherited = () if os.geteuid() == 0 else keep & NAMING
     privileges.keep_only(keep, dormant=RESTARTING & has, inherited=inherited)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from lockd.views.profile import Profile, Value, frame_kind
 
 WIDTH, MARGIN = 1200, 10
-"""Width of the picture in pixels, before the script fits it to the window, and of the space beside it."""
+"""Width in pixels of the picture, before the script fits it to the window, and of the margin on each side."""
 ROW, TOP = 18, 98
 """Height in pixels of a row of frames, and of everything above the frames."""
 LETTER, PADDING = 6.63, 3
-"""Width in pixels of a letter, and of the space beside a name."""
+"""Width in pixels of a letter, and of the space on each side of a name."""
 NARROWEST = 1 / 4000
 """Smallest share of the total for which a frame is drawn. Narrower frames are drawn as one."""
 SHADES = 6

@@ -1,4 +1,4 @@
-"""What came to the holders of a lock between two looks at their running totals."""
+"""The growth of the running totals of a lock's holders between two readings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Totals = tuple[int, ...]
 
 
 def growth(then: Mapping[str, Totals], now: Mapping[str, Totals]) -> dict[str, Totals]:
-    """What came to each holder of one lock from the totals `then` to the totals `now`; all are by site.
+    """The growth of each holder's totals from `then` to `now`, for one lock. Keys are the sites of holders.
 
-    A lock keeps few holders. A holder that has to make room moves into OTHER with all that it had, none of
-    which is new. But the sum over all holders only grows, so OTHER gets the part of this growth that no other
-    holder has. A holder whose totals have fallen counts from zero: it had made room, or the sampler had
-    forgotten the lock.
+    The sampler keeps few holders of a lock. If one has to make room for another, its totals are added to
+    OTHER, although none of them is new. But the sum over all holders only grows, so OTHER gets the part of
+    this growth that no other holder has. A holder whose totals have fallen counts from zero: it had made
+    room, or the sampler had forgotten the lock.
     """
     came = {}
     for site, totals in now.items():

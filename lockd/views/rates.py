@@ -19,8 +19,8 @@ from lockd.errors import LockdError, UsageError
 from lockd.views.holders import growth
 
 MAX_ROWS = {"threads": 1000, "locks": 1000, "bottlenecks": 500}
-"""How many rows of each table are asked for: the largest limit that the daemon accepts. It returns the worst
-rows, and if it returns as many, there may be more."""
+"""How many rows of each table are asked for: the most that the daemon returns. It returns the worst rows, and
+if it returns as many, there may be more."""
 MAX_ANSWER = 256 * 1_048_576
 """Most bytes of an answer that are read."""
 URL_RULE = (
@@ -39,10 +39,10 @@ WRONG_SHAPE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, R
 
 @dataclass(frozen=True)
 class Row:
-    """One thread or one lock: running totals, and rates once a second table has come.
+    """One thread, lock, holder or bottleneck: running totals, and rates once a second table has come.
 
     Blocked time includes waits that still go on. A wait of ten minutes thus counts while it lasts, and not
-    all at once when it ends.
+    all at once when it ends. `count` is the number of waits that have ended, or of samples for a holder.
     """
 
     key: Hashable
@@ -57,13 +57,13 @@ class Row:
     count: int
     max_us: int
     waiting_us: int
-    """Duration of a thread's present wait so far."""
+    """Duration so far of the thread's wait, or of the longest wait for the lock; 0 if none is going on."""
     waiting: int
     """Threads that are blocked now."""
     waiting_is_least: bool = False
     """Whether the wait is older than the daemon, so that it has lasted longer than `waiting_us`."""
     threads: int = 1
-    """Threads that wait or have waited for the lock."""
+    """Threads that have waited for the lock in the last minute."""
     holder: str = ""
     """The comm of the thread that held the lock when the daemon last looked, while others waited."""
     holder_tid: int = 0
@@ -108,8 +108,8 @@ class Row:
     acquired_rate: float = 0.0
     """Acquisitions per second."""
     part: Hashable = ()
-    """What tells the row from other rows of the daemon with the same key: the process of the lock or thread,
-    and for a kernel lock also the place at which threads waited."""
+    """Identifies the row among the daemon's rows with the same key: the process of the lock or thread, and
+    for a kernel lock also the place at which threads waited."""
     family: Hashable = ()
     """A value that all rows of one process and lock share. All bottlenecks of one process share one, too."""
     is_moving: bool = False
@@ -121,7 +121,7 @@ class Row:
 
     @property
     def origin(self) -> Hashable:
-        """What tells the row from all other rows that the daemon returned."""
+        """Identifies the row among all rows that the daemon returned."""
         return self.key, self.part
 
 
@@ -134,7 +134,7 @@ SUMS = (
 
 @dataclass(frozen=True)
 class Table:
-    """All threads or all locks that the daemon returned at one time.
+    """All rows of one kind that the daemon returned at one time: threads, locks, holders or bottlenecks.
 
     The daemon may have several rows for one key. They are one row in a table with rates.
     """
@@ -371,7 +371,7 @@ def _new_shares(rates: Iterable[tuple[Hashable, float]]) -> dict[Hashable, float
 
 
 def _merged(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> Iterator[Row]:
-    """One row for each key."""
+    """One row for each value of `key`: the sum of the rows that have this value."""
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)

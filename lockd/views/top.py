@@ -82,7 +82,7 @@ def run(options: Options) -> int:
     watch = Watch(options)
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # names in any encoding
-    signal.signal(signal.SIGTERM, _terminated)  # without it the terminal would keep its alternate screen
+    signal.signal(signal.SIGTERM, _terminated)  # else the terminal would be left in its alternate screen
     if options.once or not is_terminal:
         _show_once(watch, Console(width=None if is_terminal else _pipe_width(), markup=False))
         return 0
@@ -103,7 +103,7 @@ class Watch:
         self._lock_rates, self._thread_rates = Rates(), Rates()
 
     def read_tables(self) -> None:
-        """Fetch both tables. Raises LockdError if that fails, or if there are no times for --sort=held."""
+        """Fetch both tables. Raises LockdError if that fails, or if --sort=held finds no hold times."""
         locks, threads = FIRST_TABLES[self.options.by].read(self._client), self._client.threads()
         may_have_holds = self.options.by != "bottleneck"
         if self.options.sort == HELD and locks.rows and may_have_holds and not locks.has_holds:
@@ -143,10 +143,12 @@ class Watch:
         )
 
     def _top(self, rows: Sequence[Row], max_rows: int, sort: str) -> list[Row]:
-        """The first rows in an order, without rows in which nothing happened.
+        """The first rows by `sort`, a key of ORDERS, without rows in which nothing happened.
 
-        Rows that are known from samples are shown even if no sample came of late, because their shares are
-        those of all samples so far.
+        They are --limit at most, or `max_rows` without this flag.
+
+        Rows that are known from samples are shown even if there was no new sample in the last interval,
+        because their shares are those of all samples so far.
         """
         if any(row.is_sampled for row in rows):
             active: Iterable[Row] = rows
@@ -160,7 +162,10 @@ class Watch:
 
 
 def is_shown(row: Row, kinds: frozenset[str]) -> bool:
-    """Whether a row is of one of these kinds. Kernel locks always are; off-CPU time belongs to all KINDS."""
+    """Whether a row is shown: for a futex, if its kind is in `kinds`. Rows of kernel locks always are.
+
+    Off-CPU time is shown only with all of KINDS.
+    """
     if row.program == "futex":
         return row.kind in kinds
     return row.program == "kernel_locks" or kinds >= set(KINDS)
