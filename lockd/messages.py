@@ -51,8 +51,8 @@ REQUEST_WAITS = b"w"
 HERE = b"ok"
 """The answer to these requests, together with the block. Any other answer says why there is no block."""
 REQUEST_SETTLED = b"s"
-"""Request to be told when everything that happened before it is counted. The answer is SETTLED,
-without a block."""
+"""Request for an answer as soon as everything that happened before the request is counted. The answer is
+SETTLED, without a block."""
 SETTLED = b"settled"
 
 DIGEST_BYTES = 32

@@ -83,8 +83,8 @@ class Records:
     period_ns: int
     """The length of periods; 0 if the records have no periods."""
     began_ns: int | None = None
-    """The time that counts as zero, if these are selected records: the start of the period in which the first
-    wait of all began."""
+    """For selected records, the time in ns that counts as zero: the start of the period in which the first
+    wait of all records began. None if nothing was selected yet, or if the records have no periods."""
 
     def label(self, lock: int) -> str:
         """The name, if there is one, and the address of the lock at this position."""

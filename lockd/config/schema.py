@@ -319,7 +319,7 @@ class Budget:
         or_none(share("1%", "100%"), "none"),
         "25%",
         "Share of the CPU time of one processor for the tables and profiles that one client address asks "
-        "for (all addresses of this host count as one). An address can save up 10 s of unused time. When "
+        "for (all loopback addresses count as one). An address can save up 10 s of unused time. When "
         "that is used up, its requests are answered with status 429 (come back later). Scrapes of /metrics "
         "are not charged. See docs/web.md.",
         reloads=True,

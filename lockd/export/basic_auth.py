@@ -19,7 +19,7 @@ MOST_CHECKS = 32
 MOST_QUEUES = 256
 """The largest number of sources with passwords that wait to be checked."""
 WRONG_SHARE, WRONG_SAVED = 0.2, 2.0
-"""The Allowance for checks of wrong passwords from one source: share of a processor and saved seconds."""
+"""The arguments of the Allowance for checks of wrong passwords: share of a processor and saved seconds."""
 
 
 class TooManyPasswords(Exception):
@@ -36,7 +36,7 @@ class _Queue:
 
 
 class BasicAuth:
-    """Checks the Authorization headers of requests. A right password is checked only the first time."""
+    """Checks the Authorization headers of requests. After the first time a right password needs no bcrypt."""
 
     def __init__(self) -> None:
         # With one thread, clients that try passwords use one core at most.
@@ -47,7 +47,7 @@ class BasicAuth:
         """Queues by source."""
         self._wrong = Allowance(WRONG_SHARE, WRONG_SAVED)
         self._right: set[bytes] = set()
-        """Digests of user names with their hashes and right passwords."""
+        """Digests of the passwords that were found right, each with its user name and bcrypt hash."""
         self._ended = asyncio.Event()
         self._secret = secrets.token_bytes(32)
 

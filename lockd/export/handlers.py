@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REPLY_TIMEOUT = 30.0
-"""Seconds after which the connection of a client is closed that does not read its answer."""
+"""Seconds after which the connection of a client that does not read its answer is closed."""
 
 MOST_SLOW, MOST_SLOW_OF_SOURCE = 16, 8
 """Slow requests that may be answered at the same time, in all and of one source.

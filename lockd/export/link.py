@@ -1,8 +1,8 @@
 """The exporter's end of the control socket, by which it asks the sampler for snapshots.
 
-Requests wait for each other, and equal requests within 200 ms share one answer. However many clients there
-are, the sampler therefore makes at most five answers of a kind in a second. One exception is a request that
-waits until everything is counted: after it no earlier answer is used again.
+One request is sent at a time, and equal requests within 200 ms share one answer. However many clients there
+are, the sampler therefore makes at most five answers of a kind in a second. There is one exception: after a
+request that waits until everything is counted, no earlier answer is used again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SamplerLink:
         self._send(SERVING)
 
     async def ask(self, request: bytes) -> Answer:
-        """The answer to a request of lockd.messages. Raises SamplerError."""
+        """The answer to a request of lockd.messages. Raises SamplerError if it has none within TIMEOUT."""
         if request in self._latest:
             return self._latest[request]
         try:

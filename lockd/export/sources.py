@@ -9,7 +9,7 @@ MOST_SOURCES = 4096
 """Sources that an Allowance stores. If there are more, it forgets those that have not spent for longest."""
 
 LOOPBACK = "loopback"
-"""The source of all requests from this host."""
+"""The source of all requests from loopback addresses, such as 127.0.0.1 and ::1."""
 
 
 def is_ip(text: str) -> bool:
@@ -23,7 +23,8 @@ def is_ip(text: str) -> bool:
 def source_of(address: str) -> str:
     """The source of a request from `address`.
 
-    Addresses among which one client can choose are one source: an IPv6 network of 64 bits, and this host.
+    Addresses among which one client can choose are one source: those of an IPv6 network of 64 bits, and all
+    loopback addresses. An address that is no IP address is a source by itself.
     """
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
@@ -37,9 +38,10 @@ def source_of(address: str) -> str:
 
 
 class Allowance:
-    """Lets each source spend `share` of a processor, and up to `saved` seconds that it has saved before.
+    """Lets each source spend CPU time: `share` of a processor, and up to `saved` seconds that it has saved.
 
-    The cost of a request is known when it is answered. So a source may spend as long as anything is left.
+    The cost of a request is not known before it is answered. So a source may spend as long as anything is
+    left, even if the request then costs more.
     """
 
     def __init__(self, share: float, saved: float) -> None:

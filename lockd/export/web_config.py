@@ -28,7 +28,7 @@ Signature = tuple[int, int, int] | None
 
 @dataclass(frozen=True)
 class Settings:
-    """The contents of the file. The defaults are in force without a file."""
+    """The contents of the web configuration file. The defaults are in force without a file."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     users: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +74,10 @@ class WebConfig:
         return self._settings
 
     def read_again(self, why: str) -> bool:
-        """Read the file. Returns whether it is valid; errors are logged. `why` is for the log."""
+        """Read the file, if there is one. Returns False if it is invalid, and logs its errors.
+
+        `why` is the reason for the log.
+        """
         if self._path:
             try:
                 self._settings = self._read(self._path)

@@ -144,7 +144,7 @@ class BpfObject:
         return program
 
     def run_for_tasks(self, function: str) -> None:
-        """Run a function once for every task of the host."""
+        """Run a function once for every thread of the host, by an iterator over tasks."""
         btf_id = self._host.types.function("bpf_iter_task")
         if not btf_id:
             raise HostError(f"{function}: this kernel does not iterate over tasks")
@@ -218,7 +218,8 @@ class BpfObject:
 def create_maps(maps: Sequence[MapDefinition], btf: bytes) -> list[int]:
     """Create maps and return their descriptors in order.
 
-    Raises HostError with the kernel's reason, LockdError for an error that may pass; no map is left then.
+    `btf` has the types of keys and values; it may be empty. Raises HostError with the kernel's reason,
+    LockdError for an error that may pass; no map is left then.
     """
     types = _load_btf(btf)
     fds: dict[str, int] = {}

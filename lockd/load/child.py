@@ -22,8 +22,8 @@ from lockd.process import isolation
 log = logging.getLogger(__name__)
 
 LOADER_TIMEOUT = 300.0
-"""Seconds until the loader is killed. An emulated or overloaded host compiles for minutes; systemd
-(TimeoutStartSec) gives up sooner."""
+"""Seconds until the loader is killed. An emulated or overloaded host compiles for minutes. systemd ends a
+service that starts so slowly sooner (TimeoutStartSec=, 90 s by default)."""
 LAST_WORDS_BYTES = 1 << 20
 """Bytes at the end of the loader's standard error that are relayed; what comes before is left out."""
 LOADER_FILE_BYTES = 64 << 20

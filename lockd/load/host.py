@@ -129,8 +129,7 @@ class Host:
     def obstacle(self, candidate: Candidate) -> str:
         """Return why a resolved candidate cannot be attached on this host, for people to read.
 
-        Empty if nothing is known against it. Candidates are not tried, so that the kernel may still refuse
-        one.
+        Empty if nothing is known against it. The candidate is not tried, so the kernel may still refuse it.
         """
         match candidate.mechanism:
             case "raw_tracepoint":
@@ -248,7 +247,7 @@ class Host:
         """The kernel's reason if it refuses fentry; empty if it does not.
 
         fentry is tried with a function that every kernel has, because the configuration of a kernel does not
-        tell what it allows.
+        say whether fentry works.
         """
         btf_id = self.types.function(programs.TRIED_FUNCTION)
         if btf_id is None:

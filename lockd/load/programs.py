@@ -101,8 +101,8 @@ def load(code: bytes, name: str, mechanism: str, btf_id: int = 0, verbose: bool 
     """Load a program and return its descriptor.
 
     `mechanism` is a key of TYPES. `btf_id` is the BTF id of the kernel function that the program is for, if
-    it is loaded for fentry, fexit or iterator. Raises HostError with the last lines of the verifier's log
-    (unless not `verbose`), LockdError for an error that may pass.
+    it is loaded for fentry, fexit or iterator. Raises HostError if the kernel refuses the program, LockdError
+    for an error that may pass. With `verbose` the message has the last lines of the verifier's log.
     """
     instructions, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
     attr = ProgLoad(

@@ -124,8 +124,8 @@ def _with_counts(begin: Callable[..., Sampler], store: Store) -> Sampler:
 def load_settings(config: Config, sysfs: Path = SYSFS, memory_bytes: int | None = None) -> LoadSettings:
     """The part of the configuration that the loader needs.
 
-    The sizes of maps fit a machine with the processors that `sysfs` tells of, and with `memory_bytes`, by
-    default that of this machine.
+    The sizes of maps fit a machine with the processors that the directory `sysfs` lists, and with
+    `memory_bytes` of memory, by default as much as this machine has.
     """
     if memory_bytes is None:
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

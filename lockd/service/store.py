@@ -80,7 +80,7 @@ class Store:
         over.
 
         None if there are none, or if they cannot be used. In that case they are closed, which detaches the
-        programs. Raises OSError if the host lacks what is needed to look at them; they stay then.
+        programs. Raises OSError if the host lacks a resource, such as memory, to read them; they stay then.
         """
         if not self._given:
             return None
@@ -136,7 +136,10 @@ class Store:
         self._write_failures(self._failures)
 
     def note_lasted(self) -> None:
-        """Note that this start has run for a while: starts do not fail because of what it has adopted."""
+        """Note that this start has run for LASTED_SECONDS (daemon.py), so what it has adopted is good.
+
+        The starts that failed before it count no longer.
+        """
         self._failures = 0
         self._write_failures(0)
 
@@ -173,7 +176,7 @@ class Store:
             raise ValueError(f"{failures} starts with it have failed, one after another")
         manifest = Manifest.from_json(json.dumps(described["manifest"]).encode())
         self._manifest, self._failures = file, failures
-        self.note_failed()  # holds until note_started()
+        self.note_failed()  # this start counts as failed until note_started() is called
         return manifest, [given[name] for name in objects]
 
     def _close_given(self) -> None:

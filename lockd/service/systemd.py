@@ -68,7 +68,7 @@ class Systemd:
             from systemd import daemon
         except ImportError:
             return {}
-        # python-systemd before 235, as Ubuntu 22.04 has it, does not tell the names.
+        # python-systemd before 235, as Ubuntu 22.04 has it, does not return the names.
         names = os.environ.get("LISTEN_FDNAMES", "").split(":")
         return dict(zip(names, daemon.listen_fds(unset_environment=True), strict=False))
 

@@ -57,7 +57,7 @@ class Value:
 
 @dataclass
 class Profile:
-    """Samples of one measurement. Formats that can hold only one value show the first of `values`."""
+    """Samples of one measurement. Formats with room for only one value show the first of `values`."""
 
     title: str
     values: tuple[Value, ...]
