@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Captures of threads that block on a lock, for the name of the lock. Each lock is captured now and then. */
+/* Captures of threads that block on a lock, from which the namer finds the name of the lock. A lock is
+ * captured again when a thread blocks on it more than CAPTURED_AGAIN_NS later. */
 
 struct lock_id {
     u64 uaddr;
@@ -8,7 +9,7 @@ struct lock_id {
     u8 pad[3];
 };
 
-/* A lock that was captured. Entries are dropped when others need their place. */
+/* A lock that was captured. The map drops entries when others need their place. */
 struct known_lock {
     u64 captured; /* time in ns */
     u8 kind; /* enum futex_kind; the sampler corrects it when the namer knows the code */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* The Python functions of a thread that releases a lock or begins to wait. Only the interpreter's memory says
- * which they are, and only at that moment (see names/runtimes/cpython.py). */
+/* The Python functions that a thread is in while it releases a lock or begins to wait. Only the interpreter's
+ * memory says which they are, and only until the thread runs on (see names/runtimes/cpython.py). */
 
 #ifndef TRACE
 /* Places in the memory of a process that runs CPython; offsets in bytes. */
@@ -21,7 +21,7 @@ BPF_TABLE("lru_hash", u32, struct cpython, cpythons, CPYTHONS_ENTRIES);
 /* By thread id, the address of the thread's state in the memory of its process. */
 BPF_TABLE("lru_hash", u32, u64, python_threads, PYTHON_THREADS_ENTRIES);
 
-/* Whether a state is that of the current thread. */
+/* Whether the state at the address `state` is that of the current thread, which has this thread pointer. */
 static __always_inline bool is_own_state(struct cpython *vm, u64 state, u64 thread_pointer)
 {
     u64 id = user_word(state + vm->thread_id);
@@ -70,17 +70,18 @@ static __always_inline void read_python_functions(u64 thread_pointer, u64 *codes
 
 #ifdef WITH_USER_HOLDERS
 /* The struct of the GIL begins with four words, the second of which is the pointer at `last_holder`. Then
- * come a condition variable and a mutex of glibc, on which threads wait that want the GIL, and another such
- * pair, on which a thread waits that has given it up. The numbers are offsets in bytes: of the words in the
- * condition variables on which threads sleep, in any version of glibc, and of the end. */
+ * come two pairs of a condition variable and a mutex of glibc. Threads that want the GIL wait on the first
+ * pair, and a thread that has given up the GIL waits on the second. The numbers are offsets in bytes: of the
+ * words in the condition variables on which threads sleep, in any version of glibc, and of the end of the
+ * struct. */
 #define GIL_WANTED 64
 #define GIL_WANTED_END 80
 #define GIL_SWITCHES 152
 #define GIL_SWITCHES_END 168
 #define GIL_END 224
 
-/* A thread that has waited for the GIL for some milliseconds asks for it, and waits on. Until the GIL is
- * given up, nobody is charged with such waits. They are added up here, by process. */
+/* A thread that has waited for the GIL for some milliseconds asks for it, and waits again. Until the GIL is
+ * given up, no thread is charged with such waits. They are added up here, by process. */
 struct gil_waits {
     u64 waited; /* ns */
     u64 last; /* time at which the last of the waits ended */
@@ -88,8 +89,8 @@ struct gil_waits {
     u32 pad;
 };
 
-#define GIL_ASKED_NS 100000 /* so soon after a thread has asked for the GIL, its holder gives it up */
-#define GIL_WAITS_NS 1000000000 /* so long after the last wait, the GIL has been given up unseen */
+#define GIL_ASKED_NS 100000 /* within this time after a thread has asked, the holder gives up the GIL */
+#define GIL_WAITS_NS 1000000000 /* if the last wait ended longer ago, the GIL was given up unseen */
 
 BPF_TABLE("lru_hash", u32, struct gil_waits, gil_waits, CPYTHONS_ENTRIES);
 
@@ -120,16 +121,16 @@ static __always_inline void add_gil_wait(u32 tid, struct thread *t, u64 waited, 
     sum->tid = tid;
 }
 
-/* The current thread `tid` gives up the GIL at `now`. `sum` says for how long threads have waited for it.
- * Return for how long they have waited because of this thread. */
+/* The current thread `tid` gives up the GIL at `now`. `sum` says for how long threads have waited for the
+ * GIL. Reset it, and return for how many ns they have waited because of this thread. */
 static __always_inline u64 take_gil_waits(u32 tid, struct gil_waits *sum, u64 now)
 {
     s64 waited = sum->waited;
 
-    if (waited <= 0) /* below 0 for a moment if two CPUs have taken it at once */
+    if (waited <= 0) /* below 0 for a short time if two CPUs have reset it at once */
         return 0;
     add_to(&sum->waited, -waited);
-    /* Otherwise another thread has given up the GIL unseen. */
+    /* If the last wait is too old, or was one of this thread, another thread has given up the GIL unseen. */
     return now - sum->last < GIL_WAITS_NS && sum->tid != tid ? waited : 0;
 }
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Futex calls and futex waits: their kinds, the aggregate that they are counted in, and captures of the
- * threads that wait. futex_waits.bpf.c or futex_calls.bpf.c, by the mode of the program, says what is
- * counted. */
+/* Futex calls and futex waits: their kinds, the aggregate in which they are counted, and captures of the
+ * threads that wait. What is counted depends on the mode: see futex_waits.bpf.c (mode blocked) and
+ * futex_calls.bpf.c (mode calls). */
 
 struct futex_key {
     u64 uaddr;
@@ -18,7 +18,7 @@ struct futex_key {
 struct futex_value {
     u64 calls;
     u64 blocked_ns;
-    u64 max_blocked_ns; /* without waits of threads that were killed, which got nothing */
+    u64 max_blocked_ns; /* the daemon leaves out waits in which the thread was killed */
     u64 sys_ns;
     u64 max_sys_ns;
     struct who who;
@@ -112,7 +112,7 @@ static __always_inline void describe_call(struct call *call, u32 nr, u64 *argume
         bpf_probe_read_user(&waiter, sizeof(waiter), (void *)arguments[0]);
         call->guess = KIND_OTHER; /* waits for any of several addresses, which is no lock */
         call->uaddr = waiter.uaddr;
-    } else { /* another call, or one that wakes */
+    } else { /* a futex call that wakes threads, or no futex call */
         call->guess = KIND_WAKE;
     }
     call->kind = call->guess;
@@ -128,8 +128,8 @@ struct ended {
 };
 
 /* Whether `task` is being killed. Every thread of a dying process receives SIGKILL, which is pending until
- * the thread acts on it and exits. If the switch-in after its wait was not seen, the end of the wait is
- * noticed later, when the thread exits already. */
+ * the thread acts on it and exits. An exiting thread counts too: if the switch-in after a wait was not seen,
+ * the end of the wait may be noticed only then. */
 static __always_inline bool is_being_killed(u64 task)
 {
     u64 at = STRUCT_AT(task, TASK_TYPE), pending = 0;
@@ -140,9 +140,9 @@ static __always_inline bool is_being_killed(u64 task)
     return pending & (1 << (9 - 1)) || flags & PF_EXITING;
 }
 
-/* Raise the longest wait of an entry to a wait of `task`, which is 0 if the thread is not known. A wait of a
- * thread that is killed raises no maximum, because it got nothing. In the tools it does raise the maximum, so
- * that no maximum of a thread is below its mean. */
+/* Raise the longest wait of an entry to a wait of `task`, which is 0 if the thread is not known. A wait in
+ * which the thread is killed raises no maximum, because the thread did not get what it waited for. In the
+ * one-shot tools it does raise the maximum, so that no maximum of a thread is below its mean. */
 static __always_inline void raise_blocked(u64 *max, u64 task, u64 blocked)
 {
 #ifndef TRACE
@@ -217,9 +217,10 @@ static __always_inline void count_calls(u64 task, u32 tgid, struct futex_key *ke
     raise_to(&v->max_sys_ns, ended->max_sys_ns);
 }
 
-#define LOOKED_UP_AGAIN 10 /* some 10 ms: by then the kind may be corrected, or the entry dropped */
+#define LOOKED_UP_AGAIN 10 /* some 10 ms: by then the entry in known_locks may be changed or gone */
 
-/* The current thread waits for a lock: capture it, unless the lock was captured a moment ago. */
+/* The current thread, whose entry is `t`, waits for a lock: take the kind of the lock from known_locks, and
+ * capture the thread unless the lock was captured in the last CAPTURED_AGAIN_NS. */
 static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t, u64 now)
 {
     u32 ms = now >> 20;

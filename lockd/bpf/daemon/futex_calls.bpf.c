@@ -21,7 +21,7 @@ struct tally {
 /* The futex calls of the thread that runs on this CPU. A call that does not block touches no hash map: it
  * is added to the tally. The tally is added to the aggregate when a different call ends, or any call in
  * another window. When the thread leaves the CPU, sched_switch adds the tally as well, and moves the call
- * in progress to the thread's own entry. Nothing in here survives a migration. */
+ * in progress to the thread's own entry. So a thread that moves to another CPU leaves nothing behind here. */
 struct running {
     struct call call;
     struct tally tally;
@@ -45,8 +45,9 @@ BPF_PERCPU_ARRAY(running, struct running, 1);
 #define EINTR 4
 #define EDEADLK 35
 
-/* Return the lock address for the key of a call. The daemon does not count calls that did not block by
- * lock: one entry for each thread is enough. The exception is a call that was refused as a deadlock. */
+/* Return the lock address for the key of a call; 0 if the call is not counted by lock. In the daemon, calls
+ * that did not block have no address: one entry for each thread is enough. The exception is a call that the
+ * kernel refused because it would deadlock. */
 static __always_inline u64 address_of(struct call *call, bool did_block, u8 error)
 {
 #ifdef TRACE
@@ -56,8 +57,8 @@ static __always_inline u64 address_of(struct call *call, bool did_block, u8 erro
 #endif
 }
 
-/* Add calls that the current thread may have made. If another thread made them, whose switch-out was not
- * seen, only the id of that thread is known. */
+/* Add calls of the thread `key->tid`, mostly the current thread. If it is another one, its switch-out was not
+ * seen, and only its id is known. */
 static __always_inline void count_here(struct futex_key *key, struct ended *ended)
 {
     u64 id = bpf_get_current_pid_tgid();

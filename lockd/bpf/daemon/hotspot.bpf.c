@@ -5,7 +5,7 @@
 /* Places in the memory of a process that runs HotSpot; offsets in bytes. */
 struct hotspot {
     u64 oop_base; /* base of compressed (32-bit) pointers to objects */
-    u32 module; /* libjvm's index in a thread's vector of thread-local memory */
+    u32 module; /* libjvm's place in a thread's vector of pointers to thread-local memory (DTV) */
     u32 current_thread; /* in libjvm's thread-local memory: a pointer to the JavaThread */
     u32 thread_object; /* in a JavaThread: a handle of its java.lang.Thread */
     u32 current_object; /* in a JavaThread: a handle of the virtual thread that it runs */
@@ -21,7 +21,7 @@ struct hotspot {
 };
 
 /* Numbers that replace the address of a lock. The highest bits say what the number is. */
-#define JAVA_WAIT (1ULL << 63)
+#define JAVA_WAIT (1ULL << 63) /* set in all of them */
 #define JAVA_OBJECT JAVA_WAIT /* a class, or one object of it */
 #define JAVA_WORD (3ULL << 62) /* the word that the thread sleeps on, if nothing else is known */
 #define JAVA_MONITOR (7ULL << 61)
@@ -33,8 +33,8 @@ struct hotspot {
 
 BPF_TABLE("lru_hash", u32, struct hotspot, hotspots, HOTSPOTS_ENTRIES);
 
-/* Return the JavaThread of the current thread, or 0. It is 0 for a thread that does not belong to Java:
- * its supposed object does not point back to it. */
+/* Return the address of the JavaThread of the current thread, or 0 if it is no Java thread. What is read for
+ * such a thread is not an object that points back to it. */
 static __always_inline u64 java_thread(u64 thread_pointer, struct hotspot *vm)
 {
     u64 block = user_word(user_word(thread_pointer + 8) + vm->module);
@@ -44,8 +44,8 @@ static __always_inline u64 java_thread(u64 thread_pointer, struct hotspot *vm)
     return object && user_word(object + vm->eetop) == thread ? thread : 0;
 }
 
-/* The current thread blocks in a futex call. If it is a Java thread, replace the address of the futex by a
- * number for what it waits for. */
+/* The current thread, whose entry is `t`, blocks in a futex call. If it is a Java thread, replace the address
+ * of the futex in `t->call` by a number for what it waits for. */
 static __always_inline void see_java_wait(struct thread *t)
 {
     struct call *call = &t->call;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /* Acquisitions and holds of mutexes, rwsems and semaphores (mode `all`).
  *
- * With trampolines (BY_FENTRY) the return of a function that takes a lock shows that the lock was taken.
- * With kprobes this would need a kretprobe on functions that sleep. Instead the thread is noted at the
- * entry as asking for the lock. A later event shows whether it has the lock: the end of a wait for the
- * lock, the end of spinning, or the release. In the last case it has held the lock since it asked. Only
- * functions that try to take a lock and never sleep have kretprobes.
+ * With trampolines (BY_FENTRY) the return of a function that takes a lock shows that the lock was taken. With
+ * kprobes this would need kretprobes, which miss returns of functions that sleep (kprobe.bpf.h). Instead the
+ * thread is noted at the entry as asking for the lock. A later event shows whether it got the lock: the
+ * end of a wait for the lock, or the release. In the second case it has held the lock since it asked for it,
+ * or since it stopped spinning for it. Only functions that try to take a lock and never sleep have
+ * kretprobes.
  *
- * With TRACE (`lockd trace klock`) holds are counted by the stack that took the lock and by period instead
- * of by slot, and only those of the traced threads. */
+ * With TRACE (`lockd trace klock`) holds are counted by the stack that took the lock and by period instead of
+ * by slot, and only those of the traced threads. */
 
 struct kernel_hold_key {
     u64 lock;
@@ -46,7 +47,7 @@ struct kernel_holding {
     u8 depth;
     u8 type; /* enum lock_type */
     u8 asked; /* 1: asked for once more, and not yet known to be held */
-    u8 untimed; /* 1: the time since when the lock is held is not known */
+    u8 untimed; /* 1: the lock was waited for, and the end of the wait is not known */
 #ifdef TRACE
     u64 stacks[NESTED]; /* stacks that took the lock or asked for it, as in `since` */
     char comm[COMM_LEN]; /* of the thread */
@@ -70,8 +71,8 @@ BPF_TABLE("hash", struct kernel_holding_key, struct kernel_holding, kernel_holdi
 /* Time at which everything was attached; 0: nothing is counted yet. */
 BPF_ARRAY(armed, u64, 1);
 
-/* Time after `armed` in which releases of unknown locks are not counted as lost: the locks were taken before
- * that. */
+/* Time after `armed` in which releases of unknown locks are not counted as lost: the locks may have been
+ * taken before `armed`. */
 #define OLD_HOLDS_NS 10000000000ULL
 
 static __always_inline u64 armed_at(void)
@@ -81,17 +82,21 @@ static __always_inline u64 armed_at(void)
     return at ? *at : 0;
 }
 
-/* Threads that hold a semaphore; 0: none. They are recorded because any thread may release it. */
 #define TAKERS 8
+
+/* The ids of the threads that hold a semaphore; 0: a free element. They are recorded because any thread may
+ * release a semaphore. */
 
 struct takers {
     u32 tids[TAKERS];
 };
 
-/* Semaphores come and go without notice, those of XFS' buffers by the thousand: old ones make room. */
+/* Semaphores come and go without an event, those of XFS' buffers by the thousand. So the map drops old
+ * entries. */
 BPF_TABLE("lru_hash", u64, struct takers, semaphore_takers, SEMAPHORE_TAKERS_ENTRIES);
 
-/* Replace the first `from` among the takers of a semaphore by `to`. */
+/* Replace the first `from` among the takers of a semaphore by `to`. With 0 as `from` a taker is added, and
+ * with 0 as `to` one is removed. */
 static __always_inline void replace_taker(u64 lock, u32 from, u32 to)
 {
     struct takers *takers = semaphore_takers.lookup(&lock);
@@ -161,8 +166,8 @@ static __always_inline void kernel_hold_overflow(int window, struct kernel_hold_
 }
 #endif
 
-/* Add to the aggregates for one `level` of `holding`: `taken` acquisitions (0 or 1) and, if `is_hold`, a
- * hold of `held` ns. */
+/* Add to the aggregate for one `level` of `holding`, whose key is `at`: `taken` acquisitions (0 or 1) and, if
+ * `is_hold`, a hold of `held` ns. */
 static __always_inline void count_hold(struct kernel_holding_key *at, struct kernel_holding *holding,
                                        u32 level, u64 taken, u64 held, bool is_hold)
 {
@@ -240,7 +245,7 @@ static __always_inline struct kernel_holding *holding_of(struct kernel_holding_k
     return kernel_holding.lookup(at);
 }
 
-/* Add a level to `holding`: the lock has been held since the time `since`. */
+/* Add a level to `holding`: the lock has been held since the time `since`, and was taken by this stack. */
 static __always_inline void hold_began(struct kernel_holding_key *at, struct kernel_holding *holding,
                                        u64 since, u64 stack)
 {
@@ -272,7 +277,7 @@ static __always_inline void hold_began(struct kernel_holding_key *at, struct ker
     holding->asked = 0;
 }
 
-/* The lock that the current thread asked for turns out to be held since it asked. */
+/* The current thread got the lock that it asked for, and has held it since then. */
 static __always_inline void promote(struct kernel_holding_key *at, struct kernel_holding *holding)
 {
     u64 since = holding->since[holding->depth & (NESTED - 1)];
@@ -361,7 +366,7 @@ static __always_inline u32 holder_of(u64 lock, u32 type)
     bpf_probe_read_kernel(&owner, sizeof(owner),
                           (void *)(lock + (type == LOCK_MUTEX ? MUTEX_OWNER : RWSEM_OWNER)));
 #endif
-    owner &= ~7ULL; /* clear the flags; of several readers this is the last one */
+    owner &= ~7ULL; /* clear the flags; if readers hold an rwsem, this is the last one that took it */
     if (owner)
         READ_TASK(owner, TASK_PID, tid);
     return tid;
@@ -422,7 +427,8 @@ int lock_asked(probed *ctx)
     return 0;
 }
 
-/* Attached to the return of functions that take a lock, or to functions that cannot fail. */
+/* Attached to the return of functions that take a lock. With kprobes it is attached to downgrade_write()
+ * alone, at the entry: this function cannot fail, and makes a writer a reader. */
 int lock_taken(probed *ctx)
 {
     u64 began = run_begins();
@@ -497,7 +503,8 @@ int lock_spun_for(probed *ctx)
     return 0;
 }
 
-/* The lock that a thread tries to take, by type, because an interrupt may try to take another. */
+/* Key of the lock that a thread tries to take. It has the type of the lock, because an interrupt may try to
+ * take a lock of another type meanwhile. */
 struct trying_key {
     u32 tid;
     u32 type; /* enum lock_type */

@@ -2,7 +2,8 @@
 /* Waits for kernel locks, by probes on the functions that take a contended lock. */
 
 #ifndef BY_FENTRY
-/* The lock whose slow path a thread is in. At the return of the function its argument is lost. */
+/* By thread id, the address of the lock in whose slow path a thread is. At the return of the function, its
+ * argument is not known any more. */
 BPF_TABLE("hash", u32, u64, slow_locks, WAITS_ENTRIES);
 #endif
 

@@ -12,8 +12,8 @@
 static __always_inline u32 type_of(u32 flags)
 {
     if (flags & LCB_F_MUTEX)
-        return LOCK_MUTEX; /* with SPIN it spins for the owner before it sleeps */
-    if (flags & LCB_F_RT) /* with PREEMPT_RT, sleeping spinlocks and rwlocks are among these */
+        return LOCK_MUTEX; /* also with SPIN: it spins while the owner runs, before it sleeps */
+    if (flags & LCB_F_RT) /* with PREEMPT_RT, spinlocks and rwlocks, which then sleep, are among these */
         return flags & LCB_F_READ ? LOCK_RWSEM_READ : flags & LCB_F_WRITE ? LOCK_RWSEM_WRITE : LOCK_RTMUTEX;
     if (flags & LCB_F_PERCPU)
         return flags & LCB_F_WRITE ? LOCK_PERCPU_RWSEM_WRITE : LOCK_PERCPU_RWSEM_READ;
@@ -43,8 +43,9 @@ static __always_inline void wait_ended(void *ctx, u64 lock, s32 result)
     struct kernel_wait *wait = kernel_waits.lookup(&at);
     u64 now = bpf_ktime_get_ns();
 
-    /* A semaphore and an rt_mutex begin with a spinlock, which has their address. Their waiters take it again
-     * after each sleep, and may spin for it: of the two waits the one that began last has ended. */
+    /* A semaphore and an rt_mutex begin with a spinlock, which has the same address. A waiter takes this
+     * spinlock again after each sleep, and may spin for it: of the two waits, the one that began last has
+     * ended. */
     if (!wait || wait->type == LOCK_SEMAPHORE || wait->type == LOCK_RTMUTEX) {
         struct kernel_wait_key inner = wait_key(lock, true);
         struct kernel_wait *spin = kernel_waits.lookup(&inner);

@@ -65,7 +65,9 @@ static __always_inline struct kernel_wait_key wait_key(u64 lock, bool spins)
     return key;
 }
 
-/* Whether threads sleep in a queue for locks of this type, and whoever releases one wakes the next. */
+/* Whether the threads that wait for locks of this type are counted in queues (lock_queues.bpf.c): they sleep,
+ * and the thread that releases the lock wakes the next one. (rt_mutexes have no queues here, see
+ * docs/holders.md.) */
 static __always_inline bool has_queue(u32 type)
 {
     return type < LOCK_SPINLOCK && type != LOCK_RTMUTEX;
@@ -92,10 +94,11 @@ static __always_inline void wait_began(void *ctx, u64 lock, u32 type, bool may_r
         return;
 #endif
 
-    /* Since dc1f7893a70f (5.19) a wait for a mutex calls the tracepoint each time it starts or stops to
-     * spin: the wait began with the first call. All other waits call it once. If they have an entry already,
-     * it is of an earlier wait whose end was not seen, and is overwritten: the kernel skips a program that is
-     * already running on this CPU, where an interrupt or another thread has come in between. */
+    /* Since dc1f7893a70f (5.19) a wait for a mutex calls the tracepoint each time it starts or stops to spin:
+     * the wait began with the first call. All other waits call it once. If such a wait has an entry already,
+     * that is of an earlier wait whose end was not seen, and is overwritten. An end is not seen if the
+     * program is already running on this CPU, and an interrupt or another thread has interrupted it: then the
+     * kernel skips the program. */
     if (may_repeat && kernel_waits.lookup(&key))
         return;
 #ifdef TRACE

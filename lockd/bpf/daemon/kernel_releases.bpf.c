@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Releases of mutexes, rwsems, semaphores and percpu rwsems of the kernel. Each of them wakes the next
- * thread in the context of the thread that releases it, so that the kernel stack tells in which code it does.
+/* Releases of mutexes, rwsems, semaphores and percpu rwsems of the kernel. The thread that releases such a
+ * lock wakes the next thread itself. At the wake-up, the kernel stack therefore shows which code releases the
+ * lock.
  *
- * A stack also tells a release from anything else that wakes a thread: a timer, another thread that waits and
- * gives up, and so on. The namer finds that out for sampled wake-ups. Here a wake-up is taken for a release
- * unless the current thread is the idle one, or a signal ends the wait. */
+ * Anything else may wake a thread too: a timer, another thread that waits and gives up, and so on. The namer
+ * recognises such a wake-up by its stack if it is sampled. Here a wake-up is taken for a release unless the
+ * current thread is the idle one, or a signal ends the wait. */
 
-#define RELEASE_FRAMES 28 /* some eight of them are of the wake-up and of this program */
+#define RELEASE_FRAMES 28 /* some eight of them belong to the wake-up and to this program */
 
 struct kernel_release { /* sample of a wait for a kernel lock that ended by END_RELEASE */
     struct release release;
@@ -20,7 +21,8 @@ struct awaited_lock {
     u64 type; /* enum lock_type */
 };
 
-/* By thread id, the kernel lock that a thread waits for; valid while the thread's entry says AWAITS_LOCK. */
+/* By thread id, the kernel lock that a thread waits for; valid while AWAITS_LOCK is set in the thread's
+ * entry. */
 BPF_TABLE("hash", u32, struct awaited_lock, awaited_locks, WAITS_ENTRIES);
 
 /* Return the address of the lock of the kernel that a thread waits for, or 0. */
@@ -84,8 +86,8 @@ static __always_inline void join_kernel_queue(u32 tid, struct thread *t, u64 now
 #endif
 }
 
-/* Whether a signal wakes the sleeping `task`: a pending signal that can end its sleep, and that would have
- * kept it from going to sleep if it had come before. */
+/* Whether a signal wakes the sleeping `task`: a signal is pending that can end its sleep. It cannot have come
+ * before the sleep, because the thread would not have gone to sleep then. */
 static __always_inline bool is_woken_by_signal(u64 task)
 {
     u64 own = 0, shared = 0, blocked = 0, of_process = 0;
@@ -124,7 +126,7 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
         .end = end,
         .in_kernel = 1,
     };
-    /* The next reader may be one of many. */
+    /* A reader that is woken may be one of many holders. */
     bool is_next = awaited->type != LOCK_RWSEM_READ && awaited->type != LOCK_PERCPU_RWSEM_READ;
     u64 since = 0, waited = leave_queue(tid, t, &key, end, now, &release, &since, is_next);
     release.weight = weight_of_sample(waited, now);

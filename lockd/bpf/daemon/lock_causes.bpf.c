@@ -2,21 +2,23 @@
 /* Why threads wait for a lock for so long: what the thread that holds it does meanwhile.
  *
  * The holder of a lock is looked for when a thread begins to wait, in the memory of the lock: many locks
- * store their owner. At a release it is the thread that is woken, if others wait still. From then on each
- * switch and wake-up of the holder says what it has done since the last one, and the queue of the lock says
- * for how long threads have waited meanwhile. Who releases the lock is known (lock_queues.bpf.c): if it is
- * another thread than the one that was followed, what the followed thread did is thrown away.
+ * store their owner. At a release, the thread that is woken becomes the holder, if others still wait. From
+ * then on the holder is followed: each of its switches and wake-ups says what it has done since the last one,
+ * and the queue of the lock says for how long threads have waited meanwhile. Which thread releases the lock
+ * is known (lock_queues.bpf.c). If it is not the one that was followed, what the followed thread did is
+ * thrown away.
  *
  * Many locks do not store their owner, and to follow a holder takes longer than many locks are held: if the
  * last hold of a lock was short, the next holder is not followed until it turns out to hold the lock for
- * longer. A holder that was not followed says at its release what it did since it last left its CPU, as far
- * as threads waited meanwhile. */
+ * longer. For a holder that was not followed, its entry in `threads` says at the release what it did since it
+ * last left its CPU, and only the time in which threads waited counts. */
 
 #define SHORT_HOLD_NS 50000
 
-/* Return the key of the queue of a lock in user space; that of a lock of the kernel is its address. It is one
- * word, because a longer key takes the kernel twice as long. A program can choose where its locks are. It
- * cannot choose a place whose key is that of another process's lock, because it does not know the secret. */
+/* Return the key of the queue of a lock in user space. (The key for a lock of the kernel is its address.) It
+ * is one word, because a look-up by a longer key takes twice as long. A program can choose where its locks
+ * are. It cannot choose a place whose key is that of another process's lock, because it does not know the
+ * secret. */
 static __always_inline u64 queue_of(u64 address, u32 tgid)
 {
     return address ^ tgid * CONTROL->queue_secret;
@@ -33,7 +35,7 @@ static __always_inline u64 time_between(u64 begin, u64 end)
 /* What the holder of a lock has done. */
 enum holder_state { HOLDER_RUNNING, HOLDER_READY, HOLDER_BLOCKED, HOLDER_UNKNOWN };
 
-/* An absence of a holder from its CPU; see struct thread. */
+/* An absence of a holder from its CPU, with members as in struct thread. */
 struct absence {
     s16 nr;
     u8 state;
@@ -49,7 +51,7 @@ struct hold_times {
     u64 known; /* while it was known which thread holds it */
     u64 ready; /* of `known`: while the holder had no CPU although it was ready to run */
     u64 blocked; /* of `known`: while the holder was blocked */
-    struct absence absence; /* one of those in which it was blocked, drawn in proportion to their times */
+    struct absence absence; /* one in which it was blocked, chosen at random in proportion to the times */
 };
 
 /* A hold of a lock while threads wait for the lock. */
@@ -57,7 +59,7 @@ struct hold {
     u32 tid; /* of the holder; 0: not followed */
     u32 is_short; /* 1: the last hold was shorter than SHORT_HOLD_NS */
     u64 since; /* time up to which `times` is known */
-    u64 waited; /* the queue's waited_until(since) */
+    u64 waited; /* waited_until() of the queue at `since` */
     u64 waiting; /* number of threads that waited at `since` */
     struct hold_times times;
 };
@@ -69,12 +71,13 @@ struct namespace_id {
 };
 
 BPF_TABLE("lru_hash", struct namespace_id, u32, namespace_ids, NAMESPACE_IDS_ENTRIES);
-BPF_TABLE("lru_hash", u32, u64, held_locks, LOCK_QUEUES_ENTRIES); /* the key of the queue, by holder */
+/* By thread id of a followed holder, the key of the lock's queue. */
+BPF_TABLE("lru_hash", u32, u64, held_locks, LOCK_QUEUES_ENTRIES);
 
 #define UPID_BYTES 16 /* struct upid: nr, and a pointer to the namespace */
 
-/* Return the id of the current thread in its own pid namespace, or 0 if it is in the first one, as seen from
- * which lockd knows all threads. */
+/* Return the id of the current thread in its own pid namespace, or 0 if that is the initial pid namespace,
+ * whose ids lockd uses. */
 static __always_inline u32 namespace_tid(u64 task)
 {
     u64 pid = 0;
@@ -124,13 +127,14 @@ static __always_inline void note_absence(struct absence *absence, u32 tid, struc
     absence->in_kernel = !!(t->awaits & SLEPT_FOR_LOCK);
     absence->lock = is_futex_wait(t->nr) && t->detail <= KIND_PI ? t->call.uaddr : 0;
 #ifdef WITH_KERNEL_HOLDERS
-    if (t->awaits) /* if it has got the lock, it is not known any more which one that was */
+    if (t->awaits) /* once it has got the lock of the kernel, the lock's address is not known any more */
         absence->lock = t->awaits & AWAITS_LOCK ? lock_awaited_by(tid) : 0;
 #endif
 }
 
-/* The holder was in `state` until `now`: add to `hold` what threads have waited meanwhile. `waited` is the
- * queue's waited_until(now). `t` is the holder's entry, which is needed only if the holder was blocked. */
+/* The holder was in `state` (enum holder_state) until `now`: add to `hold` what threads have waited
+ * meanwhile. At `now`, `waiting` threads wait, and waited_until() of the queue is `waited`. `t` is the
+ * holder's entry, which is needed only if the holder was blocked. */
 static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thread *t, u64 waited,
                                         u64 waiting, u64 now)
 {
@@ -191,9 +195,9 @@ static __always_inline void end_hold(struct hold *hold, struct hold_times *times
     hold->tid = 0;
 }
 
-/* Whether to find out who holds the lock for which the current thread `tid` begins to wait at `now`: either
- * the holder is not known, or it is thought to be this thread, which was woken but has found the lock taken.
- * `released` is the time of the last release. */
+/* Whether to find out which thread holds the lock for which the current thread `tid` begins to wait at `now`.
+ * Either the holder is not known, or it is thought to be this thread, which was woken but has found the lock
+ * taken. `released` is the time of the last release. After a short hold, SHORT_HOLD_NS have to pass first. */
 static __always_inline bool needs_holder(struct hold *hold, u32 tid, u64 released, u64 now)
 {
     if (hold->tid == tid)
@@ -228,8 +232,8 @@ static __always_inline u32 in_units(u64 ns)
 }
 
 /* A thread, whose entry is `t`, runs again at `now`. Note what describe_unfollowed() needs: since when it
- * runs, and before that, for how long it was away, and ready to run. If its return was not `seen`, nothing of
- * that is known. */
+ * runs, for how long it was away before, and for how long of that it was ready to run. If the switch-in was
+ * not `seen`, the thread counts as running from `now` on, and nothing is known of the time before. */
 static __always_inline void note_return(struct thread *t, u64 now, bool seen)
 {
     u64 off_since = t->off_since, woken_at = t->woken_at;
@@ -240,10 +244,10 @@ static __always_inline void note_return(struct thread *t, u64 now, bool seen)
     t->woken_at = now;
 }
 
-/* The current thread, which was not followed, releases a lock at `now`; threads have waited `waited` ns for
- * it, all of them since the time `since`. Return in `times` what it has done since it last left its CPU, as
- * its entry tells. If they have waited for less than SHORT_HOLD_NS, it counts as running before that. The
- * number of waiters counts as constant. */
+/* The current thread, which was not followed, releases a lock at `now`. Threads have waited for the lock
+ * since the time `since`, `waited` ns all together. Return in `times` what the current thread has done since
+ * it last left its CPU, as its entry says. If `since` is less than SHORT_HOLD_NS ago, it counts as running
+ * before it left its CPU. The number of waiters counts as constant. */
 static __always_inline void describe_unfollowed(struct hold_times *times, u64 since, u64 waited, u64 now)
 {
     u32 tid = bpf_get_current_pid_tgid();

@@ -2,8 +2,9 @@
 /* The owner of a kernel lock that a thread waits for. The program is attached to nothing: the sampler runs
  * it. */
 
-/* Arguments: the lock, and a thread that waits for it. Returns the id of the owner, or 0. The program
- * reads only memory that a thread waits for, because such memory is known to be a lock. */
+/* Arguments: the address of the lock, and the id of a thread that waits for it. Returns the thread id of the
+ * owner, or 0. The program reads an address only while the thread waits for it, because then it is known to
+ * be that of a lock. */
 int read_owner(struct bpf_raw_tracepoint_args *ctx)
 {
     struct kernel_wait_key key = {.lock = ctx->args[0], .tid = ctx->args[1]};

@@ -3,12 +3,12 @@
  *
  * Between two releases of a lock one holder has it. All the time that threads wait meanwhile, however many
  * they are and however long they have waited before, is time that this holder makes them wait. At the
- * release the holder is the current thread, so that its stack is at hand. A queue for each lock knows how
+ * release the holder is the current thread, so that its stack can be read. A queue for each lock knows how
  * long its threads have waited since the last release.
  *
  * Releases are sampled in proportion to that time. A release after `wait_per_sample` or more of waiting is
  * always sampled, and weighs what was waited. Any other is sampled with the chance waited / wait_per_sample,
- * and weighs wait_per_sample. The sum of the weights is right on average, whatever the sampler makes of
+ * and weighs wait_per_sample. The sum of the weights is right on average, even if the sampler changes
  * `wait_per_sample` meanwhile.
  *
  * user_releases.bpf.c and kernel_releases.bpf.c tell what ends a wait, and take the stacks. */
@@ -17,16 +17,17 @@
 
 /* How the wait of a thread in a queue ended. Python reads the names. */
 enum wait_end {
-    END_RELEASE, /* the current thread releases the lock */
-    END_OWNER_ENDED, /* a thread of the process ends, and the kernel releases its robust locks */
+    END_RELEASE, /* the waker releases the lock */
+    END_OWNER_ENDED, /* the waker is an ending thread of the process: the kernel releases its robust locks */
     END_NO_RELEASE, /* a timeout, a signal, or a release in a way that is not known here */
 };
 
+/* A sample of the end of a wait. */
 struct release {
     u64 address; /* of the lock */
     u64 weight; /* ns */
 #ifdef WITH_CAUSES
-    u64 waited; /* what `weight` stands for: ns that threads have waited since the previous release */
+    u64 waited; /* ns that threads have waited since the previous release; `weight` may be more than that */
     struct hold_times times; /* what the holder has done since then, as far as it is known */
 #endif
     u32 tgid; /* process of the thread that was woken */
@@ -43,14 +44,14 @@ enum refused { REFUSED_SAMPLES, REFUSED_NS };
 BPF_PERCPU_ARRAY(refused_releases, u64, 2); /* by enum refused: samples for which the ring had no room */
 #endif
 
-/* The threads that wait for a lock. They join and leave it on several CPUs at a time. All threads together
- * have waited `sum` + `waiting` * now, where `sum` is the sum of the ends of all waits that have ended, minus
- * the begins of all waits. */
+/* The threads that wait for a lock. They join and leave this queue on several CPUs at a time. Until the time
+ * `now`, all threads together have waited `sum` + `waiting` * now. Here `sum` is the sum of the end times of
+ * all waits that have ended, minus the begin times of all waits. */
 struct lock_queue {
     u64 began; /* time at which the entry was made: the kernel drops entries when others need their place */
     u64 waiting; /* number of threads */
     u64 sum;
-    u64 accounted; /* the part of the waited time that has been attributed */
+    u64 accounted; /* waited_until() up to which the waited time has been attributed */
     u64 released; /* time up to which the waits of threads that still wait have been attributed */
     u64 busy; /* time since which threads wait without a break; see join_queue() */
 #ifdef WITH_CAUSES
@@ -77,8 +78,8 @@ static __always_inline u64 waited_since(struct lock_queue *queue)
     return since;
 }
 
-/* The current thread, whose entry is `t`, leaves its CPU at `now` to wait for the lock `key`; `queued` is
- * what to note in its entry. Return the queue of the lock, or NULL if there is none that it joins. */
+/* The current thread, whose entry is `t`, leaves its CPU at `now` to wait for the lock `key`; `queued` (enum
+ * queued) is what to note in its entry. Return the queue of the lock, or NULL if it is not counted. */
 static __always_inline struct lock_queue *join_queue(struct thread *t, u64 *key, u8 queued, u64 now)
 {
     if (restraint() >= RESTRAINT_STACKS)
@@ -89,7 +90,7 @@ static __always_inline struct lock_queue *join_queue(struct thread *t, u64 *key,
         lock_queues.insert(key, &fresh);
         queue = lock_queues.lookup(key);
     }
-    if (!queue || queue->began > now) /* another thread has made it since; see leave_queue() */
+    if (!queue || queue->began > now) /* another thread has made it after `now`; see leave_queue() */
         return NULL;
     /* Two threads that join at once may both be the first. One that joins as the last one leaves may be taken
      * for a later one: `busy` is then too early, until the queue is next empty. */
@@ -131,10 +132,10 @@ static __always_inline void holder_changes(u32 tid, struct thread *t, u8 state, 
 }
 #endif
 
-/* The wait of the thread `tid`, whose entry is `t` and which is in the queue of the lock `key`, ends at
- * `now`. Return the time that is to be attributed to what ended it. With the causes of waits, say in
- * `release` what the holder has done, and in `since` from when on threads have waited for it. `is_next` says
- * whether the woken thread is the next holder. */
+/* The wait of the thread `tid`, whose entry is `t` and which is in the queue of the lock `key`, ends at `now`
+ * by `end` (enum wait_end). Return the time in ns that is to be attributed to this end. WITH_CAUSES, and
+ * unless `end` is END_NO_RELEASE, return in `release` what the holder has done, and in `since` from when on
+ * threads have waited for it. `is_next` says whether the woken thread is the next holder. */
 static __always_inline u64 leave_queue(u32 tid, struct thread *t, u64 *key, u8 end, u64 now,
                                        struct release *release, u64 *since, bool is_next)
 {
@@ -143,11 +144,11 @@ static __always_inline u64 leave_queue(u32 tid, struct thread *t, u64 *key, u8 e
     u64 waited = time_between(began, now);
 
     t->queued = QUEUED_NOT;
-    if (!queue || queue->began > began) /* it is not the entry that the thread has joined */
+    if (!queue || queue->began > began) /* it is not the queue that the thread has joined */
         return waited;
     if ((s64)queue->waiting < 1) {
-        /* Fewer threads are counted than wait: two CPUs have let the same thread leave. A new entry begins,
-         * so that holders are not charged by a wrong number of threads. */
+        /* Fewer threads are counted than wait: two CPUs have let the same thread leave. The queue is made
+         * anew for the next thread, so that holders are not charged by a wrong number of threads. */
         lock_queues.delete(key);
         return waited;
     }
@@ -192,7 +193,7 @@ static __always_inline u64 weight_of_sample(u64 waited, u64 now)
     return chosen_by(now) * per_sample < waited << 22 ? per_sample << 10 : 0;
 }
 
-/* Count a sample of this weight for which the ring has no room. */
+/* Count a sample of this weight in ns for which the ring buffer has no room. */
 static __always_inline void refuse_sample(u64 weight)
 {
     u32 which = REFUSED_SAMPLES;

@@ -4,16 +4,16 @@
  * waits, and when. */
 
 #ifndef TRACE /* a trace enters the waits of its processes itself, with their stacks */
-BPF_ARRAY(looked_at, u64, 1); /* time from which everything is attached, written by the loader */
-BPF_ARRAY(clock_offset, u64, 1); /* least offset of the monotonic clock to the scheduler's; 0: none yet */
+BPF_ARRAY(looked_at, u64, 1); /* time at which everything was attached, written by the loader */
+BPF_ARRAY(clock_offset, u64, 1); /* least measured difference monotonic - scheduler's clock; 0: none yet */
 
 /* State of a sleeping thread. If it is the same at two times, the thread has slept all the time between. */
 struct sleep {
     u64 state;
-    u64 switches;
+    u64 switches; /* number of times that the thread has left its CPU so far */
 };
 
-/* Whether a thread sleeps: it is off the CPU and not on a run queue. */
+/* Whether a thread sleeps: it is off the CPU and not on a run queue. `sleep` is filled in. */
 static __always_inline bool is_asleep(u64 task, struct sleep *sleep)
 {
     u64 voluntary = 0, involuntary = 0;
@@ -42,8 +42,8 @@ static __always_inline bool is_asleep(u64 task, struct sleep *sleep)
 #define FIRST_FAIR_PRIORITY 100 /* MAX_RT_PRIO */
 
 /* Measure the offset between the clocks. The scheduler's clock advances with the monotonic clock but has
- * another origin. The current thread was given its CPU a moment ago. That moment is part of the measured
- * offset and makes older waits seem shorter, so the least offset is kept. */
+ * another origin. The current thread was given its CPU shortly before `now`. The time since then is part of
+ * the measured offset and makes older waits seem shorter, so the least offset is kept. */
 static __always_inline void compare_clocks(u64 *offset, u64 now)
 {
     u64 arrived = 0;
@@ -82,7 +82,7 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
     t->state = state_of(task_state);
     t->nr = flags & PF_KTHREAD ? NR_KERNEL : flags & PF_EXITING ? NR_EXITING : syscall_of(saved);
     READ_TASK(task, TASK_FROZEN, bits);
-    bool is_frozen = (bits >> TASK_FROZEN_BIT) & 1; /* the parent of a vfork counts as frozen */
+    bool is_frozen = (bits >> TASK_FROZEN_BIT) & 1; /* also set in the parent of a vfork */
     if (t->state == STATE_INTERRUPTIBLE && is_futex_wait(t->nr) && !is_frozen) {
 #ifdef WITH_FUTEX
         struct system_call call = call_of(saved, 4);
@@ -93,7 +93,7 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
         else if (t->nr == NR_FUTEX_WAIT)
             t->call.guess = kind_of_value(call.args[1]);
         else
-            return false; /* of several futexes, or after SIGCONT: the address is in user memory */
+            return false; /* futex_waitv() or restart_syscall(): no argument is the address of the futex */
         t->call.since = t->off_since;
         t->call.kind = t->detail = t->call.guess;
         return t->call.guess < KIND_WAKE;
@@ -103,7 +103,7 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
 #endif
     }
 #ifdef WITH_OFFCPU
-    if (t->state != STATE_UNINTERRUPTIBLE || t->nr == NR_CLONE3) /* the flags of clone3() are in its memory */
+    if (t->state != STATE_UNINTERRUPTIBLE || t->nr == NR_CLONE3) /* clone3() has its flags in user memory */
         return false;
     if (t->nr == NR_CLONE)
         t->detail = call_of(saved, 2).args[0] & CLONE_VFORK ? CLONE_AND_WAIT : CLONE_OTHER;
@@ -146,9 +146,9 @@ int enter_older_wait(struct bpf_raw_tracepoint_args *ctx)
         return 0;
     if (is_asleep(task, &then) && then.switches == sleep.switches)
         return 0;
-    /* The thread no longer sleeps as it did. If it woke before it was entered and still runs, it would be
-     * taken for blocked, so the entry is deleted. If it was entered while it slept, as it should be, the
-     * programs have seen it since and have changed the entry. */
+    /* The thread has woken meanwhile. If it woke before its entry was made and still runs, it would be taken
+     * for blocked, so the entry is deleted. If the entry was made while it slept, as it should be, the
+     * programs have seen the wake-up and have changed the entry. */
     struct thread *entered = entry_of(tid);
     if (entered && entered->off_since == fresh.off_since && !entered->woken_at)
         remove_thread(tid);

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /* Context switches and wake-ups: time off the CPU, time on the run queue, and blocked futex calls. */
 
-/* Key of an absence from the CPU. It contains the slots of both times, so that a switch-in is one map
- * operation. */
+/* Key of an absence from the CPU. It contains the slots of the blocked time and of the time on the run queue,
+ * so that a switch-in is one map operation. */
 struct offcpu_key {
     u32 tid;
-    u32 waker; /* thread group that ended the wait; 0: an interrupt on an idle CPU */
-    s16 nr; /* system call, or NR_* */
+    u32 waker; /* thread group that ended the wait; 0: an interrupt on an idle CPU, or not known */
+    s16 nr; /* number of the system call, or an NR_* value below 0 (arch.bpf.h) */
     u8 state; /* enum state */
     u8 iowait;
     u8 blocked_slot; /* SLOT_NONE: the thread was preempted and did not wait */
     u8 run_slot; /* SLOT_NONE: the wake-up was not seen */
     u8 detail; /* of the system call: enum futex_kind, file_kind, clone_kind or poll_kind */
     u8 pad;
-#ifdef TRACE_OFFCPU /* slots are not used here, for fewer keys */
+#ifdef TRACE_OFFCPU /* `blocked_slot` and `run_slot` are 0 here, so that there are fewer keys */
     struct call_stack_ids stacks;
     char comm[COMM_LEN];
 #ifdef WITH_WAKERS
@@ -25,8 +25,8 @@ struct offcpu_key {
 struct offcpu_value {
     u64 count;
     u64 blocked_ns;
-    u64 max_blocked_ns;
-    u64 run_ns;
+    u64 max_blocked_ns; /* maximum of asked_time() */
+    u64 run_ns; /* time on the run queue */
     struct who who;
 };
 
@@ -117,8 +117,8 @@ static __always_inline void describe_absence(struct offcpu_key *key, u32 tid, st
 #endif
 
 #ifdef WITH_OFFCPU
-/* Count an absence, for which the map has no room, in the entry `key` of the overflow. Return whether there
- * is one. */
+/* Count an absence, for which the map has no room, in the entry `key` of the overflow map. Return false if
+ * that has no room either. */
 static __always_inline bool add_to_overflow(int window, struct offcpu_key *key, u64 blocked, u64 run)
 {
     struct offcpu_value fresh = {};
@@ -138,7 +138,7 @@ static __always_inline bool add_to_overflow(int window, struct offcpu_key *key, 
     return true;
 }
 
-/* Count an absence for which the map has no room. */
+/* Count an absence, for which the map has no room, in the overflow map. Return whether it is counted. */
 static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, u64 blocked, u64 run)
 {
 #ifdef TRACE_OFFCPU /* all such absences share one entry, so that the sum is right */
@@ -248,7 +248,8 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
 #endif
 
 #ifdef WITH_HOLDERS
-/* The current thread, whose entry is `t`, leaves its CPU at `now`: count it if it waits for a lock. */
+/* The current thread, whose entry is `t`, leaves its CPU at `now`. If it waits for a lock, count it in the
+ * queue of the lock. */
 static __always_inline void join_its_queue(void *ctx, u64 task, u32 tid, struct thread *t, u64 now)
 {
 #ifdef WITH_USER_HOLDERS
@@ -280,6 +281,8 @@ static __always_inline void leave_its_queue(void *ctx, u64 task, u32 tid, struct
 }
 #endif
 
+/* The absence of `task` from its CPU, which its entry `t` describes, ends at `now`. If the switch-in was not
+ * `seen`, it ended earlier. */
 static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 now, bool seen)
 {
 #ifdef WITH_CAUSES
@@ -322,7 +325,7 @@ static __always_inline void switched_in(u64 task, u32 tid, u64 now)
 }
 
 /* The current thread is on a CPU but its entry says that it is not: no program was called when it was
- * switched in. Some kernels hide the switches of certain other threads from programs. */
+ * switched in. Some kernels call no program when certain other threads leave the CPU. */
 static __always_inline void came_back_unseen(u32 tid, struct thread *t, u64 now)
 {
     lose(UNSEEN_SWITCH);
@@ -341,7 +344,7 @@ static __always_inline bool is_futex_call(s16 nr)
 
 enum file_kind { FILE_OTHER, FILE_REGULAR, FILE_PIPE, FILE_SOCKET, FILE_DEVICE, FILE_EVENT };
 
-#define S_ANON_INODE (1 << 19) /* such a file has the type of a regular one (6.16), and before that none */
+#define S_ANON_INODE (1 << 19) /* such an inode has the type of a regular file (6.16), before that none */
 
 /* Return the kind of the file whose descriptor is the first argument of the current thread's system call. */
 static __always_inline u8 file_kind(u64 task, struct pt_regs *registers)
@@ -354,8 +357,8 @@ static __always_inline u8 file_kind(u64 task, struct pt_regs *registers)
     READ_CURRENT(task, TASK_FILES, files);
     READ_CURRENT(files, FILES_FDT, table);
     READ_CURRENT(table, FDTABLE_MAX_FDS, most);
-    /* A call may sleep before it looks at its descriptor. And 64-bit code can make a 32-bit call, which has
-     * other arguments in these registers. */
+    /* The argument need not be an open descriptor: a call may sleep before it checks its descriptor, and
+     * 64-bit code can make a 32-bit call, which has other arguments in these registers. */
     if (fd >= most)
         return FILE_OTHER;
     READ_CURRENT(table, FDTABLE_FD, array);
@@ -438,9 +441,9 @@ static __always_inline u8 clone_kind(s16 nr, struct pt_regs *registers)
     return flags & CLONE_VFORK ? CLONE_AND_WAIT : CLONE_OTHER;
 }
 
-/* Return the state of a current thread that goes to sleep. A thread that is frozen with its cgroup sleeps
- * interruptibly, in whatever system call it is, and has STATE_OTHER. The parent of a vfork counts as
- * frozen too. */
+/* Return the state (enum state) of the current thread, which goes to sleep. A thread that is frozen with its
+ * cgroup sleeps interruptibly, in whatever system call it is: its state is STATE_OTHER. The parent of a vfork
+ * has the flag of frozen threads too, but sleeps uninterruptibly, and keeps its state. */
 static __always_inline u8 state_of_sleeper(u64 task, u64 task_state)
 {
     u8 frozen = 0, state = state_of(task_state);
@@ -461,6 +464,7 @@ static __always_inline bool is_followed(u32 tid)
 #endif
 }
 
+/* The current thread leaves its CPU at `now`. `task_state` is its state in struct task_struct. */
 static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool preempted, u64 task_state,
                                          u64 now)
 {
@@ -647,6 +651,7 @@ int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 
+/* The current thread, or an interrupt, wakes the thread with this task. */
 static __always_inline void woken(void *ctx, u64 task)
 {
     u64 at = STRUCT_AT(task, TASK_TYPE);
@@ -655,12 +660,12 @@ static __always_inline void woken(void *ctx, u64 task)
     READ_MEMBER(at, TASK_PID, tid);
     struct thread *t = entry_of(tid);
 #ifdef WITH_WAKERS
-    /* The thread may still be on its way out, see switched_out(). */
+    /* The thread may still be leaving its CPU, see switched_out(). */
     if (t && !(t->off_since && t->woken_at))
         note_waker(ctx, t);
 #endif
 #ifndef HAVE_PREV_STATE
-    if (t && !t->off_since) { /* it is on its way out: switched_out() may not find this state any more */
+    if (t && !t->off_since) { /* it is leaving its CPU: switched_out() may not find this state any more */
         u32 state = 0;
         READ_TASK(task, TASK_STATE, state);
         t->state = state_of(state);
@@ -687,7 +692,7 @@ static __always_inline void woken(void *ctx, u64 task)
     t->woken_at = now;
 }
 
-/* Raw tracepoint sched_waking: the thread that is being woken. It is called on the waker's CPU. */
+/* Raw tracepoint sched_waking: the task that is being woken. The kernel calls it on the waker's CPU. */
 int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins();
@@ -698,8 +703,8 @@ int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
 }
 
 /* Raw tracepoint sched_process_exec: task, old_pid. A thread that is not the leader takes over the
- * leader's id when it calls exec. An entry has the name that its thread had before: the window ends with
- * the next tick, so that what the thread does from then on counts under its new name. */
+ * leader's id when it calls exec. Entries of the current window have the old name of the process. The window
+ * therefore ends with the next tick, so that what happens from then on counts under the new name. */
 int on_sched_process_exec(struct bpf_raw_tracepoint_args *ctx)
 {
     u32 old_tid = ctx->args[1], tid = bpf_get_current_pid_tgid();

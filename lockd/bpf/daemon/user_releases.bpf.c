@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Releases of locks in user space. The current thread releases a lock in a system call of its own, so that
- * its registers tell whether it does, and its user stack tells in which code. */
+/* Releases of locks in user space. The current thread releases a lock in a system call of its own. So its
+ * saved registers show whether it releases the lock, and its user stack shows in which code. */
 
 #ifdef TRACE
 /* Key of releases for which threads had waited, and of anything else that ended waits. */
@@ -87,7 +87,7 @@ struct glibc_rwlock { /* since glibc 2.25 */
 #define RWLOCK_WRITERS_AT 12 /* offset of the word on which writers wait for another writer */
 #define WRITE_LOCKED 3 /* both of these bits of `readers` are set while a writer has the lock */
 
-/* Return the thread id that the lock has stored for which `t` waits, or 0 if it stores none. The rules are
+/* Return the thread id that is stored in the lock for which `t` waits, or 0 if there is none. The rules are
  * those of lockd/names/locks/owners.py. */
 static __always_inline u32 stored_owner(struct thread *t)
 {
@@ -161,8 +161,8 @@ static __always_inline bool is_releasing(u64 task, struct thread *t)
     return false;
 }
 
-/* Return what the current thread does as it ends the wait of `t`. An interrupt may do so on its behalf: then
- * its call, if it is in any, has nothing to do with the lock. */
+/* Return by what the current thread ends the wait of `t` (enum wait_end). The waker may also be an interrupt,
+ * such as a timer: then the system call of the current thread, if any, has nothing to do with the lock. */
 static __always_inline u8 end_of_user_wait(struct thread *t)
 {
     u64 task = CURRENT_TASK();
@@ -175,7 +175,7 @@ static __always_inline u8 end_of_user_wait(struct thread *t)
 }
 
 #ifndef TRACE
-/* Report a sample of a release by the current thread. */
+/* Report a sample of a release by the current thread, with a capture of this thread. */
 static __always_inline void output_user_release(void *ctx, struct release *release)
 {
     struct captured_release *record = releases.ringbuf_reserve(sizeof(struct captured_release));
@@ -193,9 +193,10 @@ static __always_inline void output_user_release(void *ctx, struct release *relea
 }
 
 /* The current thread `tid`, whose entry is `t`, begins to wait at `now` at this `place` in the struct of the
- * GIL. A thread that has the GIL, and is asked for it, first waits for the mutex there. Then it gives up the
- * GIL, waits until another thread has got it, and waits for the GIL. Perhaps only one of these waits is
- * seen: a thread that has asked may find the GIL free before it sleeps again. */
+ * GIL. If this shows that it gives up the GIL, charge it with the waits of those that have asked for the GIL.
+ * A thread that has the GIL, and is asked for it, first waits for the mutex there. Then it gives up the GIL,
+ * waits until another thread has got it, and waits for the GIL. Perhaps only one of these waits is seen: a
+ * thread that has asked may find the GIL free before it sleeps again. */
 static __always_inline void give_up_gil(void *ctx, u32 tid, struct thread *t, u64 place, u64 now)
 {
     bool has_given_up = place >= GIL_SWITCHES && place < GIL_SWITCHES_END;
@@ -255,8 +256,8 @@ static __always_inline void join_user_queue(void *ctx, u64 task, u32 tid, struct
 #endif
 }
 
-/* The wait of `t`, which is in the queue of a lock in user space, ends at `now`. If the thread
- * is not being `woken`, it is not known how the wait ends. */
+/* The wait of the thread `tid`, whose entry is `t` and which is in the queue of a lock in user space, ends at
+ * `now`. If the thread is not being `woken`, it is not known how the wait ends. */
 static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *t, bool woken, u64 now)
 {
     u64 key = queue_of(t->call.uaddr, t->tgid);

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /* Samples of waits off the CPU, with the stacks of the thread that waits and of the thread that wakes it.
  *
- * The user stack of a thread is at hand only while it leaves its CPU, but for how long it will wait is known
+ * The user stack of a thread can be read only while it leaves its CPU, but for how long it will wait is known
  * only at its wake-up. So there are two chances. A thread that leaves its CPU is captured with the chance
  *     captured = (usual + LEAST_WAIT) / wait_per_capture, at most 1
  * where `usual` is for how long this thread usually waits in this system call. At its wake-up the sample is
  * completed, with the stacks of its waker, with the chance
  *     completed = waited / (captured * wait_per_capture), at most 1
- * and weighs waited / (captured * completed). The sum of the weights is right on average, whatever `usual` is
- * and whatever the sampler makes of `wait_per_capture` meanwhile. If `usual` is right, each sample weighs
+ * and weighs waited / (captured * completed). The sum of the weights is right on average, whatever `usual`
+ * is, and even if the sampler changes `wait_per_capture` meanwhile. If `usual` is right, each sample weighs
  * `wait_per_capture`: the chance is in proportion to the time waited, so that short waits cost next to
- * nothing however many they are. Waits that are longer than that, of threads that usually wait for so long,
- * are all sampled, and weigh what was waited. All of these times are in units of 1024 ns. */
+ * nothing however many they are. Waits longer than `wait_per_capture`, of threads that usually wait for so
+ * long, are all sampled, and weigh what was waited. All of these times are in units of 1024 ns. */
 
 #define LEAST_WAIT 64 /* some 65 us: bounds the weight of a wait that is much longer than usual */
-#define FIRST_WAIT 0x18000 /* some 100 ms: the first wait of a thread in a system call */
+#define FIRST_WAIT 0x18000 /* some 100 ms: `usual` for the first wait of a thread in a system call */
 #define USUAL_WAITS 16384 /* a power of two; waits that share an element have less even weights */
 #define USUAL_WAITS_BITS 14
-#define LONGEST_USUAL 0x7fffffff /* what is learnt of a wait, at most */
+#define LONGEST_USUAL 0x7fffffff /* longer waits count as this when `usual` is learnt */
 #define MOST_WEIGHT (1ULL << 50) /* of a sample: 36 years */
-#define CERTAIN 0xffffffff /* a chance is a part of this */
+#define CERTAIN 0xffffffff /* a chance of 1: chances are in units of 2^-32 */
 #define WAIT_FRAMES 48
 #define WAIT_FUNCTIONS 32
 #define WAIT_SAMPLES_PAGES 128
@@ -31,7 +31,7 @@ enum wait_record_kind {
 };
 
 struct wait_record {
-    u64 began; /* time at which the thread left its CPU: with `tid` it tells which wait this is */
+    u64 began; /* time at which the thread left its CPU: with `tid` it identifies the wait */
     u64 weight; /* of WAIT_ENDS, in ns */
     struct who who; /* the thread that waits */
     u32 tid; /* of that thread */
@@ -59,6 +59,7 @@ BPF_ARRAY(usual_waits, u32, USUAL_WAITS); /* by thread and system call, see usua
 enum refused_wait { REFUSED_WAITS, REFUSED_WAITS_NS };
 BPF_PERCPU_ARRAY(refused_waits, u64, 2); /* by enum refused_wait: samples for which the ring had no room */
 
+/* Count a sample of this weight in ns for which the ring buffer has no room. */
 static __always_inline void refuse_wait(u64 weight)
 {
     u32 which = REFUSED_WAITS;
@@ -72,7 +73,8 @@ static __always_inline void refuse_wait(u64 weight)
         *refused += weight;
 }
 
-/* Return for how long the thread `tid` usually waits in its system call. */
+/* Return a pointer to the time for which the thread `tid` usually waits in its system call, in units of 1024
+ * ns; 0: it has not waited in it yet. */
 static __always_inline u32 *usual_wait(u32 tid, struct thread *t)
 {
     u32 at = (tid * 0x9e3779b1 ^ (u32)t->nr * 0x85ebca6b) >> (32 - USUAL_WAITS_BITS);
@@ -146,14 +148,14 @@ static __always_inline u32 begin_wait_sample(void *ctx, u64 task, u32 tid, struc
 }
 
 /* Return the weight of a sample of a wait that began at `began` and ends at `now`, and whose thread was
- * captured with a `chance`; or 0 if the second chance decides against it. */
+ * captured with a `chance`; or 0 if the wait is not wanted or the second chance decides against it. */
 static __always_inline u64 weight_of_wait(u32 chance, u64 began, u64 now)
 {
     u64 waited = now > began ? now - began : 0, units = waited >> 10;
 
     if (!is_wanted(waited))
         return 0;
-    /* A wait as long as this is sure to be completed. */
+    /* The sample of a wait as long as this, or longer, is sure to be completed. */
     u64 certain = (u64)chance * CONTROL->wait_per_capture >> 32;
     if (units < certain) {
         if (bpf_get_prandom_u32() * certain >= units << 32)
@@ -164,8 +166,8 @@ static __always_inline u64 weight_of_wait(u32 chance, u64 began, u64 now)
     return (whole < MOST_WEIGHT >> 32 ? weight : MOST_WEIGHT - 1) << 10;
 }
 
-/* The wait of `task`, which was captured with a `chance`, ends at `now`; `t` is its entry. The current thread
- * is its waker if it is being `woken` and this is not the idle thread, which has no stack to speak of. */
+/* The wait of `task`, which was captured with a `chance`, ends at `now`; `t` is its entry. If `task` is being
+ * `woken`, the current thread is its waker. Stacks of the idle thread are not taken: they say nothing. */
 static __always_inline void end_wait_sample(void *ctx, u64 task, u32 tid, struct thread *t, u32 chance,
                                             bool woken, u64 now)
 {

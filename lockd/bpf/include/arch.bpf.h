@@ -40,8 +40,9 @@
 #define NR_COMPAT (-3) /* a system call of a 32-bit program, whose numbers differ */
 #define NR_EXITING (-4) /* a thread that ends, in whatever call it was when it was killed */
 
-/* Return the saved user registers of a thread. Since 5.15 a helper finds them. In older kernels they are
- * at the very top of the stack, because FRED's padding (6.9) does not exist there. */
+/* Return the address of the saved user registers of a thread. Since 5.15 a helper finds them. In older
+ * kernels they are at the very top of the kernel stack: the padding above them (FRED, 6.9) does not exist
+ * there. */
 static __always_inline struct pt_regs *user_regs_of(u64 task)
 {
 #ifdef HAVE_TYPED_CURRENT
@@ -53,7 +54,7 @@ static __always_inline struct pt_regs *user_regs_of(u64 task)
 #endif
 }
 
-/* Return the saved user registers of the current thread. */
+/* Return the address of the saved user registers of the current thread. */
 static __always_inline struct pt_regs *user_regs(void)
 {
 #ifdef HAVE_TYPED_CURRENT
@@ -95,8 +96,8 @@ static __always_inline s16 syscall_of(struct pt_regs *registers)
     struct saved_call call = saved_call(registers);
 
     /* A worker that the kernel makes for a process (io_uring, vhost) is no kernel thread. It has a copy of
-     * the registers of the thread that was to make it, and so the call in which that thread was, if any.
-     * copy_thread() sets only the stack pointer and this one to 0 (50b7b6f29de3, 5.13). */
+     * the user registers of the thread that created it, with the number of that thread's call, if any. Only
+     * the stack pointer and the instruction pointer are 0, by copy_thread() (50b7b6f29de3, 5.13). */
     if (!call.ip)
         return NR_KERNEL;
     if ((s64)call.orig_ax < 0)
@@ -111,7 +112,8 @@ static __always_inline s16 current_syscall(void)
     return syscall_of(user_regs());
 }
 
-/* Read the first `count` arguments, two to four, of the system call that a thread is in. */
+/* Read the first `count` arguments, two to four, of the system call that a thread is in, by its saved user
+ * registers. `arguments` has room for four. */
 static __always_inline void read_arguments(struct pt_regs *saved, bool is_compat, int count, u64 *arguments)
 {
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)

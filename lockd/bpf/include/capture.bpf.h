@@ -24,7 +24,7 @@ struct capture {
 BPF_ARRAY(no_capture, struct capture, 1);
 
 #ifdef HAVE_RETURN_INSTANCES
-#define RETURN_INSTANCES 4 /* functions in progress with a uretprobe */
+#define RETURN_INSTANCES 4 /* at most so many functions in progress with a uretprobe are restored */
 
 /* Restore return addresses in a capture of a stack that begins at `from`. A uretprobe replaces the return
  * address on the stack, so that no caller could be found. The kernel remembers the original. */
@@ -47,7 +47,7 @@ static __always_inline void restore_return_addresses(u64 task, struct capture *k
 }
 #endif
 
-/* Read memory of the current process; what cannot be read is 0. */
+/* Return the 8 bytes at an address of the current process, or 0 if they cannot be read. */
 static __always_inline u64 user_word(u64 at)
 {
     u64 word = 0;
@@ -56,6 +56,7 @@ static __always_inline u64 user_word(u64 at)
     return word;
 }
 
+/* Return the 4 bytes at an address of the current process, or 0 if they cannot be read. */
 static __always_inline u32 user_half(u64 at)
 {
     u32 half = 0;
@@ -64,7 +65,7 @@ static __always_inline u32 user_half(u64 at)
     return half;
 }
 
-/* Capture the current thread into a zeroed entry. */
+/* Capture the current thread, whose task is `task`, into `kept`, in which `bytes` and `frames` are 0. */
 static __always_inline void fill_capture(void *ctx, u64 task, struct capture *kept)
 {
     u64 id = bpf_get_current_pid_tgid();
@@ -86,7 +87,8 @@ static __always_inline void fill_capture(void *ctx, u64 task, struct capture *ke
 #endif
 }
 
-/* Time after which a lock is captured again. By then other code may wait for it, or more files be mapped. */
+/* Time after which a lock is captured again. By then other code may wait for it, or the process may have
+ * mapped more files. */
 #define CAPTURED_AGAIN_NS 10000000000
 
 #if defined(WITH_FUTEX) || defined(WITH_USER_STACKS) || defined(WITH_WAIT_SAMPLES)
@@ -94,15 +96,16 @@ static __always_inline void fill_capture(void *ctx, u64 task, struct capture *ke
 /* The namer learns of a process at once by a ring buffer: many processes end before the maps are drained. */
 struct told_process {
     u64 mm; /* address of its struct mm_struct, which changes with exec */
-    u64 told; /* time in ns */
+    u64 told; /* time of the announcement in ns */
 };
 
 BPF_TABLE("lru_hash", u32, struct told_process, told_processes, TOLD_PROCESSES_ENTRIES);
 BPF_RINGBUF_OUTPUT(blocked_processes, 1); /* thread group ids, u32 */
 #endif
 
-/* Announce the process of the current thread to the namer, unless it was announced a moment ago. The
- * current thread is being captured, so the mappings of its process will be needed. */
+/* Announce the process of the current thread to the namer, unless it was announced in the last
+ * CAPTURED_AGAIN_NS. The current thread is being captured, so the namer will need the mappings of its
+ * process. */
 static __always_inline void tell_of_process(u64 task, u32 tgid, u64 now)
 {
 #ifdef TELLS_OF_PROCESSES

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /* Definitions that all programs share: pairs of maps, identities, slots and losses.
  *
- * An aggregate is a pair: two hash maps, `NAME_0` and `NAME_1`, behind an array of maps `NAME`. The
- * programs write the map with the number `control.window`, and the sampler drains the other. Keys contain
- * the thread id. An entry therefore has one writer and needs no atomic operations, except under restraint
- * (see OF_PROCESS). When a map is full, the event is counted in the pair `NAME_over`. Its keys leave out
- * everything that has many values, so its entries have many writers and need atomic operations. An event
- * for which that map has no room either is counted in `losses`. */
+ * An aggregate is a pair: two hash maps, `NAME_0` and `NAME_1`, behind an array of maps `NAME`. The last bit
+ * of `control.window` is the number of the map that the programs write, and the sampler drains the other.
+ * Keys contain the thread id. An entry therefore has one writer and needs no atomic operations. Among the
+ * exceptions are holds of kernel locks, and entries under restraint (see OF_PROCESS). When a map is full, the
+ * event is counted in the pair `NAME_over`. Its keys leave out everything that has many values, so its
+ * entries have many writers and need atomic operations. An event for which that map has no room either is
+ * counted in `losses`. */
 
 #include <linux/types.h>
 #include <uapi/linux/ptrace.h>
@@ -18,9 +19,9 @@
 #define COMM_LEN 16
 #define NS_PER_US 1000
 
-/* Events that could not be counted (LOSS), and events that were counted without names (OVER).
- * RETURN_MISSED means that a kretprobe missed a return, because it has room for few calls at a time.
- * Python reads the names: map and reason of LOSS_<map>__<reason>, map of OVER_<map>. */
+/* Events that could not be counted (LOSS), and events that were counted in an overflow map, without thread
+ * and lock (OVER). RETURN_MISSED means that a kretprobe missed a return, because it has room for few calls at
+ * a time. Python takes map and reason from the names: LOSS_<map>__<reason>, OVER_<map>. */
 enum loss {
     LOSS_FUTEX__THREADS_FULL,
     LOSS_FUTEX__FULL,
@@ -32,7 +33,7 @@ enum loss {
     LOSS_KERNEL_LOCKS__RETURN_MISSED,
     LOSS_KERNEL_HOLDS__HOLDING_FULL,
     LOSS_KERNEL_HOLDS__FULL,
-    LOSS_KERNEL_HOLDS__RETURN_MISSED, /* of a try: the acquisition is lost; otherwise only the hold is */
+    LOSS_KERNEL_HOLDS__RETURN_MISSED, /* of a trylock: acquisition and hold are lost; else only the hold */
     LOSS_KERNEL_HOLDS__RELEASE_MISSED, /* the thread takes a lock that it seems to hold already */
     LOSS_KERNEL_HOLDS__TAKEN_UNSEEN, /* released although nobody is known to hold it */
     LOSS_KERNEL_HOLDS__TOO_NESTED,
@@ -46,7 +47,7 @@ enum loss {
     OVER_OFFCPU,
     OVER_KERNEL_LOCKS,
     OVER_KERNEL_HOLDS,
-    UNSEEN_SWITCH, /* counted without its time on the run queue */
+    UNSEEN_SWITCH, /* an absence from the CPU is counted without its time on the run queue */
     LOSSES
 };
 
@@ -82,10 +83,10 @@ struct who {
     u32 kernel_thread;
 };
 
-/* Python reads the names as the label kind. */
+/* Python takes the values of the label `kind` from the names. Those before KIND_WAKE are kinds of waits. */
 enum futex_kind { KIND_LOCK, KIND_PI, KIND_COND, KIND_OTHER, KIND_WAKE, KIND_NONE };
 
-/* Python reads the names as the label lock_type. */
+/* Python takes the values of the label `lock_type` from the names. */
 enum lock_type {
     LOCK_MUTEX,
     LOCK_RWSEM_READ,
@@ -100,7 +101,7 @@ enum lock_type {
 };
 
 #ifdef TRACE
-struct call_stack_ids { /* see trace.bpf.h */
+struct call_stack_ids { /* numbers of stacks, see trace.bpf.h */
     u64 user;
     u64 kernel;
 };
@@ -108,11 +109,11 @@ struct call_stack_ids { /* see trace.bpf.h */
 
 /* A futex call in progress. */
 struct call {
-    u64 since; /* 0: no call; if the call is not timed, some time while it was in progress */
+    u64 since; /* 0: no call. Not timed: NOT_TIMED or, in struct thread, the time of the first switch-out */
     u64 uaddr;
     u32 tid;
     u8 guess; /* enum futex_kind as guessed from the arguments */
-    u8 kind; /* enum futex_kind: the guess, or what is known of the lock */
+    u8 kind; /* enum futex_kind: the guess, or the kind of the lock in known_locks */
     u8 stands_for; /* number of calls that it counts for in sums of sys time; 0: not timed */
     u8 restart; /* 1: it will continue as restart_syscall() */
 #ifdef TRACE
@@ -126,7 +127,7 @@ struct call {
 #define TASK_WAKEKILL 0x100 /* with TASK_UNINTERRUPTIBLE it is TASK_KILLABLE */
 #define TASK_WAKING 0x200
 #define TASK_NOLOAD 0x400 /* TASK_IDLE: uninterruptible, but waits for nothing in particular */
-#define TASK_RTLOCK_WAIT 0x1000 /* for a sleeping spinlock, with PREEMPT_RT (5.15) */
+#define TASK_RTLOCK_WAIT 0x1000 /* waits for a sleeping spinlock of PREEMPT_RT (since 5.15) */
 
 /* Flags of a task. */
 #define PF_EXITING 0x4
@@ -135,35 +136,38 @@ struct call {
 enum state { STATE_RUNNABLE, STATE_INTERRUPTIBLE, STATE_UNINTERRUPTIBLE, STATE_OTHER };
 
 #ifdef TRACE_OFFCPU
-/* The thread that ended a wait, and its stacks at that moment. */
+/* The thread that ended a wait, and its stacks at the wake-up. */
 struct waker {
     struct call_stack_ids stacks;
-    u32 tid; /* 0: the idle task */
+    u32 tid; /* 0: the idle task or an interrupt */
     u32 tgid;
     char comm[COMM_LEN]; /* of the thread; empty: the wake-up was not seen */
 };
 #endif
 
-/* The queue that a thread is counted in (lock_queues.bpf.c). */
+/* Whether a thread is counted as a waiter in the queue of a lock, of user space or of the kernel
+ * (lock_queues.bpf.c). */
 enum queued { QUEUED_NOT, QUEUED_BY_USER, QUEUED_IN_KERNEL };
 
-/* Flags of a thread. */
-#define THREAD_ID_NOTED 1 /* its id in its pid namespace is known (lock_causes.bpf.c) */
-#define THREAD_HOLDS 2 /* others wait for a lock that it holds, and what it does is noted there */
+/* Flags of a thread (lock_causes.bpf.c). */
+#define THREAD_ID_NOTED 1 /* its id in its pid namespace is known */
+#define THREAD_HOLDS 2 /* it is followed as the holder of a lock for which others wait */
 
 /* What a thread has to do with a lock of the kernel (kernel_releases.bpf.c). */
-#define AWAITS_LOCK 1 /* it waits for one, whether it sleeps or not */
-#define SLEPT_FOR_LOCK 2 /* it is away from its CPU for one or, while it is on a CPU, was so the last time */
+#define AWAITS_LOCK 1 /* it waits for a lock, whether it sleeps or not */
+#define SLEPT_FOR_LOCK 2 /* it sleeps for a lock or, if it is on a CPU, its last absence was such a sleep */
 
-/* A thread that was switched out at least once. The thread itself writes this, except `woken_at` and
- * `waker`, which its waker writes, `queued`, which its waker sets back, and `flags`.
+/* A thread that was switched out at least once, or that has waited for a lock of the kernel. The thread
+ * itself writes its entry, with exceptions: its waker writes `woken_at` and `waker` and resets `queued`,
+ * and other threads that wait for a lock or release one change `flags`. (Before 5.18 its waker also writes
+ * `state`.)
  *
  * In mode blocked everything from `off_since` on is one cache line of 64 bytes: a wait mostly ends on another
  * CPU than it began on, and each line that both CPUs write costs some 100 ns. The kernel puts 56 bytes
  * (struct htab_elem, 48, and the key, 8) before a value of 72 bytes, and each element follows the last one.
  * So every element is two whole lines. */
 struct thread {
-    u64 thread_pointer; /* set once the thread has waited for a lock */
+    u64 thread_pointer; /* set once the thread has waited for a user-space lock */
     u64 off_since; /* time at which it was switched out; 0: it is on a CPU */
     u64 woken_at; /* time of the wake-up; 0: not woken yet. While it is on a CPU: since when it runs */
     /* Thread group that woke it; 0: the idle task, that is, an interrupt. Before it is woken: the chance with
@@ -201,15 +205,15 @@ enum restraint {
     RESTRAINT_PROCESSES, /* only totals are counted */
 };
 
-struct control { /* written by the sampler, and before that the first member by the loader */
+struct control { /* the loader writes the first member, and then the sampler the others */
     u64 queue_secret; /* a random odd number that stays the same (lock_causes.bpf.c) */
     u32 window; /* number of the window; its last bit is the map of every pair that the programs write */
     u32 restraint; /* enum restraint */
     u32 is_timed; /* 1: the programs measure their run times */
     u32 sampler, exporter; /* their thread groups */
-    u32 wait_per_sample; /* of releases of locks, in units of 1024 ns; 0: no samples (lock_queues.bpf.c) */
-    u32 wait_per_capture; /* of waits off the CPU, in the same units (wait_samples.bpf.c) */
-    u32 is_tracing; /* of a one-shot tool; 0: nothing is traced that begins now (is_traced()) */
+    u32 wait_per_sample; /* waited time per sampled release, in 1024 ns; 0: no samples (lock_queues.bpf.c) */
+    u32 wait_per_capture; /* the same for captured waits off the CPU (wait_samples.bpf.c) */
+    u32 is_tracing; /* for one-shot tools; 0: no event that begins now is traced (is_traced()) */
 };
 
 /* What programs note in `written`, so that the sampler need not look at maps to which nothing was added.
@@ -225,8 +229,8 @@ enum written {
     WRITTEN_KERNEL_LOCKS_OVER,
     WRITTEN_KERNEL_HOLDS,
     WRITTEN_KERNEL_HOLDS_OVER,
-    WRITTEN_SOON, /* to any pair, and it should be drained with the next tick */
-    WRITTEN_PROCESSES, /* to any pair, about a process: not about lockd or a kernel thread */
+    WRITTEN_SOON, /* the window should end with the next tick */
+    WRITTEN_PROCESSES, /* an entry in any pair that is about neither lockd nor a kernel thread */
     WRITTEN_WAIT, /* a thread began to wait for a lock */
     WRITTENS
 };
@@ -239,8 +243,9 @@ BPF_F_TABLE("array", u32, struct control, control, 1, MMAPABLE);
  * The loader puts the true address in place of one that begins like AT_<map> (load/compiled.py). */
 #define AT_CONTROL 0x6c6f636b00000000
 #define CONTROL ((volatile struct control *)AT_CONTROL)
-/* By enum written and map of the pairs, the number of the last window in which it was written. A window's
- * number never comes back, so nothing has to be cleared, and nothing is written twice in a window. */
+/* Element 2 * W + M, with W of enum written and M the map of every pair (0 or 1), is the number of the last
+ * window in which W was noted. A window's number never comes back, so nothing has to be cleared. Nothing is
+ * written twice in a window. */
 BPF_F_TABLE("array", u32, u32, written, 2 * WRITTENS, MMAPABLE);
 BPF_PERCPU_ARRAY(run_times, u64, 1); /* sum over one run in TIMED_RUNS, in ns */
 BPF_PERCPU_ARRAY(losses, u64, LOSSES);
@@ -271,13 +276,13 @@ static __always_inline void remove_thread(u32 tid)
     threads.delete(&key);
 }
 
-/* Return the map of every pair that is written: 0 or 1. */
+/* Return the number of the map that programs write in every pair: 0 or 1. */
 static __always_inline int current_window(void)
 {
     return CONTROL->window & 1;
 }
 
-/* Note that `what` is written in the current window; `window` is what current_window() returned. */
+/* Note `what`, of enum written, in the current window; `window` is what current_window() returned. */
 static __always_inline void mark_written(u32 what, int window)
 {
     u32 at = 2 * what + window, number = CONTROL->window;
@@ -285,12 +290,12 @@ static __always_inline void mark_written(u32 what, int window)
 
     if (!last)
         return;
-    number -= (number ^ window) & 1; /* a flip may have come meanwhile, but never two in one run */
+    number -= (number ^ window) & 1; /* the next window may have begun, but never two in one run */
     if (*last != number)
         *last = number;
 }
 
-/* Whether this is the thread group of a process of lockd that runs even if nothing else does. */
+/* Whether this is the thread group of the sampler or the exporter, which run even if nothing else does. */
 static __always_inline bool is_own(u32 tgid)
 {
     return CONTROL->sampler == tgid || CONTROL->exporter == tgid;
@@ -303,10 +308,10 @@ static __always_inline bool is_of_process(u32 tgid, bool kernel_thread)
     return !kernel_thread && !is_own(tgid);
 }
 
-/* Add an entry to `map`, the one of a pair that is written in `window`; `of_process` is the answer of
- * is_of_process(). The marks come first: there is never an entry without them. A window with few entries
- * may last for several ticks. One entry in FEW, chosen at random, has it end with the next tick, so that no
- * map becomes full. Returns 0, or an error if there is such an entry or no room. */
+/* Add an entry to `map`, the one of the pair `pair` (enum written) that is written in `window`. `of_process`
+ * is the answer of is_of_process(). The marks come first: there is never an entry without them. A window with
+ * few entries may last for several ticks. One entry in FEW, chosen at random, makes it end with the next
+ * tick, so that no map becomes full. Returns 0, or an error if there is an entry with this key or no room. */
 static __always_inline int add_entry(u32 pair, int window, void *map, void *key, void *fresh, bool of_process)
 {
     mark_written(pair, window);
@@ -320,7 +325,7 @@ static __always_inline int add_entry(u32 pair, int window, void *map, void *key,
 static __always_inline u32 restraint(void)
 {
 #ifdef TRACE
-    return RESTRAINT_NONE; /* a tool that traces for a moment has to see everything */
+    return RESTRAINT_NONE; /* a one-shot tool has to see everything */
 #else
     return CONTROL->restraint;
 #endif
@@ -333,7 +338,7 @@ static __always_inline u32 restraint(void)
 /* The kernel measures the run times of programs only on behalf of a process with CAP_SYS_ADMIN, which
  * lockd has given up. The programs therefore measure some runs in some windows themselves. */
 #define TIMED_RUNS 8
-/* In a run that takes longer the CPU did something else, or a virtual one had no processor. */
+/* A run that takes longer does not count: it was interrupted, or the virtual CPU itself did not run. */
 #define LONGEST_RUN_NS 1000000
 
 /* Return the time at which the run begins, or 0 if it is not timed. */
@@ -356,7 +361,7 @@ static __always_inline void run_ends(u64 began)
     if (!total)
         return;
     u64 took = bpf_ktime_get_ns() - began;
-    u64 reading = bpf_ktime_get_ns() - began - took; /* includes whatever interrupted it */
+    u64 reading = bpf_ktime_get_ns() - began - took; /* the time of one reading of the clock */
     if (took > reading && took < LONGEST_RUN_NS)
         *total += took - reading;
 }
@@ -387,9 +392,10 @@ static __always_inline void raise_to(u64 *max, u64 value)
         *max = value;
 }
 
-/* Return 1 if a > b, else 0; both are below 2^63. It takes no branch, each of which would double what the
- * kernel's verifier has to examine behind it. The empty assembly keeps the compiler from making one: that
- * of Debian 13 did, and the programs of mode `calls` with mode `all` were then refused as too large. */
+/* Return 1 if a > b, else 0; both are below 2^63. There is no branch, because each branch doubles what the
+ * kernel's verifier has to examine behind it. The empty assembly keeps the compiler from making one: the
+ * compiler of Debian 13 did, and the verifier then refused the programs of mode `calls` together with mode
+ * `all` as too large. */
 static __always_inline u64 is_above(u64 a, u64 b)
 {
     u64 difference = b - a;
@@ -401,8 +407,8 @@ static __always_inline u64 is_above(u64 a, u64 b)
 /* 2^64 divided by the golden ratio. */
 #define GOLDEN_RATIO 0x9e3779b97f4a7c15ULL
 
-/* Return a number of 32 bits that is as good as a random one, by a time in ns: no thread leaves its CPU or
- * releases a lock at a chosen nanosecond. The helper for random numbers takes some 45 instructions. */
+/* Return a number of 32 bits, made from a time in ns, that is as good as a random one: no thread leaves its
+ * CPU or releases a lock at a chosen nanosecond. The helper for random numbers takes some 45 instructions. */
 static __always_inline u64 chosen_by(u64 now)
 {
     return (u32)(now * GOLDEN_RATIO >> 32);
@@ -417,7 +423,7 @@ static __always_inline void raise_own(u64 *max, u64 value)
 #define READ_TASK(task, offset, to) bpf_probe_read_kernel(&(to), sizeof(to), (void *)((u64)(task) + (offset)))
 
 /* Address of the current task, and a read of one of its members, or of a member of a struct to which such a
- * member points. Neither needs a call of a helper where the kernel knows the task's type. */
+ * member points. The read needs no call of a helper where the verifier knows the task's type. */
 #ifdef HAVE_TYPED_CURRENT
 #define CURRENT_TASK() ((u64)bpf_get_current_task_btf())
 #define READ_CURRENT(task, offset, to) ((to) = *(volatile typeof(to) *)((task) + (offset)))
@@ -447,7 +453,8 @@ static u64 (*const rdonly_cast)(u64 address, u32 type) = (void *)(KERNEL_FUNCTIO
 #define OWNER_FLAGS 7
 #define READERS_OWN 1 /* in an rwsem (RWSEM_READER_OWNED): the task is, or was, only its last reader */
 
-/* Return the task that owns a lock of the kernel, or 0 if the lock does not say. */
+/* Return the address of the task that owns the kernel lock at the address `lock`, or 0 if the lock does not
+ * store its owner. `type` is of enum lock_type. */
 static __always_inline u64 owner_of(u64 lock, u32 type)
 {
     u64 owner = 0;
@@ -468,7 +475,8 @@ static __always_inline u64 owner_of(u64 lock, u32 type)
     return owner & ~(u64)OWNER_FLAGS;
 }
 
-/* Reads by the helper: reads by instructions double what the verifier examines of on_sched_switch(). */
+/* Fill in `who` for the task at the address `task`. It reads by the helper, because reads by instructions
+ * would double what the verifier examines of on_sched_switch(). */
 static __always_inline void identify(u64 task, struct who *who)
 {
     u64 leader = 0, css_set = 0, cgroup = 0, node = 0;
@@ -539,6 +547,8 @@ BPF_TABLE("hash", struct stack_key, struct stack, stacks_0, STACKS_ENTRIES);
 BPF_TABLE("hash", struct stack_key, struct stack, stacks_1, STACKS_ENTRIES);
 BPF_ARRAY_OF_MAPS(stacks, "stacks_0", 2);
 
+/* Keep the kernel stack of the current thread `tid`, which has waited for the lock at `address`, unless the
+ * window has a stack of this thread for this lock already. */
 static __always_inline void keep_stack(void *ctx, int window, u64 address, u32 tid)
 {
     struct stack_key key = {.address = address, .tid = tid};

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* The group that values are counted in: one thread, so that an entry has one writer, and whatever else was
- * asked for. */
+/* The group in which a value is counted: one thread, so that an entry has one writer, and, if the user asked
+ * for them, stacks and the name of the process. */
 
 #define ID_OF_CPU 0x8000000000000000 /* with the CPU's number: idle threads have no ids */
 
 struct group {
     u64 id; /* ids of process and thread as the helper returns them, or ID_OF_CPU and a CPU */
     struct call_stack_ids stacks;
-    char comm[COMM_LEN]; /* of the process */
+    char comm[COMM_LEN]; /* of the process; empty without BY_COMM */
 };
 
+/* Return the `id` of the current thread's group. */
 static __always_inline u64 current_id(void)
 {
     u64 id = bpf_get_current_pid_tgid();
@@ -17,7 +18,7 @@ static __always_inline u64 current_id(void)
     return id ? id : ID_OF_CPU | bpf_get_smp_processor_id();
 }
 
-/* Return the group of the current thread. The caller fills in the stacks. */
+/* Return the group of the current thread, whose current_id() is `id`. The caller fills in the stacks. */
 static __always_inline struct group current_group(u64 id)
 {
     struct group group = {.id = id};

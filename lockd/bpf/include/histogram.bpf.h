@@ -9,8 +9,8 @@ static __always_inline bool is_below(u64 value, bool is_negative, u64 bound, boo
     return is_negative == is_bound_negative ? value < bound : is_negative;
 }
 
-/* Slot 0 is below LINEAR_FIRST. Each further slot has LINEAR_STEP values, and the last is LINEAR_LAST and
- * above. */
+/* Slot 0 is for values below LINEAR_FIRST. Each further slot has LINEAR_STEP values, and the last slot is for
+ * LINEAR_LAST and above. */
 static __always_inline u32 histogram_slot(u64 value, bool is_negative)
 {
     if (is_below(value, is_negative, LINEAR_FIRST, LINEAR_FIRST_NEGATIVE))
@@ -20,7 +20,7 @@ static __always_inline u32 histogram_slot(u64 value, bool is_negative)
     return 1 + (value - LINEAR_FIRST) / LINEAR_STEP;
 }
 #else
-/* Slot 0 is negative values, slot 1 is zero, slot 2 is one, and slot s from 3 on is [2^(s-2), 2^(s-1)). */
+/* Slot 0 is for negative values, slot 1 for 0, slot 2 for 1, and slot s from 3 on for [2^(s-2), 2^(s-1)). */
 static __always_inline u32 histogram_slot(u64 value, bool is_negative)
 {
     if (is_negative)

@@ -35,15 +35,16 @@ static __always_inline u64 mixed(u64 hash, u64 word)
     return hash ^ (hash >> 29);
 }
 
-/* A range of functions by which devices and timers enter the kernel. */
+/* The range of kernel code by which interrupts of devices and timers enter the kernel. */
 struct interrupt {
-    u64 start;
-    u64 bytes; /* 0: not known */
+    u64 start; /* address */
+    u64 bytes; /* 0: the range is not known */
     bool is_in; /* whether the stack goes through the range */
 };
 
-/* Return a number for the current stack as frame pointers show it; `flags` as for bpf_get_stack(). With
- * `in`, the frames of code that an interrupt interrupted do not count. `in` may be NULL. */
+/* Return a number for the current stack as frame pointers show it: a hash of its addresses, whose initial
+ * value is `number`. `flags` are those of bpf_get_stack(). If `in` is not NULL, the frames of code that an
+ * interrupt interrupted do not count, and `in->is_in` becomes true if there are any. */
 static __always_inline u64 stack_number(void *ctx, struct stack_scratch *scratch, u64 flags, u64 number,
                                         struct interrupt *in)
 {
@@ -62,8 +63,8 @@ static __always_inline u64 stack_number(void *ctx, struct stack_scratch *scratch
     return number <= CALL_STACK_LOST ? number + 2 : number;
 }
 
-/* Whether the stack `number` is stored already. If not, a new entry is made and `kept` points to it. If
- * there is no room, `number` becomes CALL_STACK_LOST. */
+/* Whether nothing is to be stored for the stack `number`: it is stored already, or there is no room and
+ * `number` becomes CALL_STACK_LOST. Otherwise a new entry is made, and `kept` points to it. */
 static __always_inline bool is_kept(void *map, u64 *number, void *blank, void **kept)
 {
     u8 known = 1;
@@ -95,10 +96,10 @@ static __always_inline u64 keep_kernel_stack(void *ctx, struct stack_scratch *sc
 }
 
 #ifdef UNWIND
-/* Mix more of the user stack into its number. In code without frame pointers callers are missed, and
- * different stacks look alike. They are told apart by the depth of the stack, and by the words on top of
- * it that may be return addresses into the program or into the library that the thread is in. Several
- * numbers for one stack do no harm. */
+/* Mix more of the user stack into its number. In code without frame pointers, bpf_get_stack() misses callers,
+ * so that different stacks would have the same number. What is mixed in is the stack pointer, and those of
+ * the topmost words that may be return addresses into the program or into the library that the thread is in.
+ * Several numbers for one stack do no harm. */
 #define SCANNED_WORDS 64
 #define SCANNED_AT_ONCE 16
 #define NEAR_CODE (2ULL << 20)
@@ -115,7 +116,7 @@ static __always_inline u64 mixed_with_callers(struct stack_scratch *scratch, u64
     bpf_probe_read_kernel(&sp, sizeof(sp), &regs->sp);
     number = mixed(number, sp);
 #pragma unroll
-    for (int at = 0; at < SCANNED_WORDS; at += SCANNED_AT_ONCE) { /* the stack may end before */
+    for (int at = 0; at < SCANNED_WORDS; at += SCANNED_AT_ONCE) { /* the stack may have fewer words */
         u64 *words = scratch->words + at;
         if (bpf_probe_read_user(words, SCANNED_AT_ONCE * sizeof(u64), (void *)(sp + at * sizeof(u64))))
             break;
@@ -188,8 +189,9 @@ BPF_TABLE("hash", u32, u8, traced_processes, TRACED_ENTRIES);
 BPF_TABLE("hash", u32, u8, traced_threads, TRACED_ENTRIES);
 #endif
 
-/* Whether a thread with these ids is traced; `kernel_thread` as in struct who. While hooks are attached or
- * detached, one after another, no thread is: all programs begin and stop counting at the same moment. */
+/* Whether a thread with these ids is traced; `kernel_thread` as in struct who. No thread is traced while
+ * hooks are attached or detached one after another, so that all programs begin and stop counting at the same
+ * time. */
 static __always_inline bool is_traced(u32 tgid, u32 tid, bool kernel_thread)
 {
     if (!CONTROL->is_tracing)
@@ -217,7 +219,7 @@ static __always_inline bool is_kernel_thread(u64 task)
     return flags & PF_KTHREAD;
 }
 
-/* Whether the user asked for the current thread. */
+/* Whether events of the current thread are traced now. */
 static __always_inline bool is_current_traced(void)
 {
     u64 id = bpf_get_current_pid_tgid();

@@ -5,7 +5,7 @@
  * A call that a signal interrupts continues if no handler runs: the kernel makes the thread enter it
  * again, perhaps as restart_syscall(). This is one call for the program, and counts as one here. */
 
-/* Results by which a system call tells the kernel's own code that a signal has interrupted it. */
+/* Results inside the kernel of a system call that a signal has interrupted. User space never sees them. */
 #define ERESTARTSYS 512
 #define ERESTARTNOINTR 513
 #define ERESTARTNOHAND 514
@@ -15,11 +15,11 @@
 #define RESULT_DIED 1 /* in place of a result: the thread ended in the call */
 
 struct latency_call {
-    u64 since; /* 0: none */
+    u64 since; /* 0: the thread is in no call */
     u64 left; /* time at which a signal interrupted it; 0: no signal did */
     struct call_stack_ids stacks;
     s32 nr; /* number of the system call */
-    s32 result; /* its result when a signal interrupted it */
+    s32 result; /* if `left` is set: its result, the negative of one of these codes */
 };
 
 struct latency_key {
@@ -36,14 +36,14 @@ struct latency_value {
     u64 max;
 };
 
-/* The call that a thread is in. The entry stays when the call has ended: to create and delete an entry
- * costs more than all else that is done for a call. */
+/* By current_id(), the call that a thread is in. The entry stays when the call has ended: to create and
+ * delete an entry costs more than all else that is done for a call. */
 BPF_TABLE("hash", u64, struct latency_call, latency_calls, THREADS_ENTRIES);
 BPF_TABLE("hash", struct latency_key, struct latency_value, latency_0, ENTRIES);
 BPF_TABLE("hash", struct latency_key, struct latency_value, latency_1, ENTRIES);
 BPF_ARRAY_OF_MAPS(latency, "latency_0", 2);
 
-/* Return an error as it is, and any other result as 0. */
+/* Return an error (a negative errno) as it is, and any other result as 0. */
 static __always_inline s32 result_of(s64 returned)
 {
     return (u64)returned >= (u64)-MAX_ERRNO ? returned : 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Latency between any two tracepoints: the programs at both, and at the end of a thread. */
+/* Latency between any two tracepoints: the programs at both tracepoints, and at the end of a thread. */
 
 int on_begin(void *ctx)
 {

@@ -10,8 +10,8 @@ int on_enter(struct bpf_raw_tracepoint_args *ctx)
 {
     s32 nr = ctx->args[1];
 
-    /* The first two calls never return. The exit of the third is that of the call that a handler
-     * interrupted. */
+    /* exit() and exit_group() never return. The event sys_exit of rt_sigreturn() has the result of the call
+     * that the signal handler interrupted. */
     if (nr != NR_EXIT && nr != NR_EXIT_GROUP && nr != NR_RT_SIGRETURN && current_syscall() != NR_COMPAT)
         call_began(ctx, nr);
     return 0;
@@ -79,8 +79,8 @@ int on_thread_exit(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 
-/* Raw tracepoint sched_process_exec: task, id before. A thread that is not the leader becomes the leader,
- * and has the leader's id from then on. */
+/* Raw tracepoint sched_process_exec: task, thread id before. A thread that is not the leader becomes the
+ * leader, and has the leader's id from then on. */
 int on_thread_renamed(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 id = current_id(), before = id >> 32 << 32 | (u32)ctx->args[1];

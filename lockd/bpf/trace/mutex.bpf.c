@@ -9,9 +9,9 @@
 #define C11_BUSY 1 /* thrd_busy and thrd_timedout, in glibc and musl alike */
 #define C11_TIMED_OUT 4
 
-/* Python reads the names of the members. */
+/* What is counted. Python reads the names. */
 enum mutex_event {
-    MUTEX_MEASURED, /* taken, or with MUTEX_HOLDS released */
+    MUTEX_MEASURED, /* a mutex was taken or, with MUTEX_HOLDS, released */
     MUTEX_FAILED, /* a call that did not take the mutex */
     MUTEX_ABANDONED, /* the thread ended while it waited */
     MUTEX_RELEASE_UNSEEN, /* taken by a thread while another is known to hold it */
@@ -21,9 +21,9 @@ enum mutex_event {
 struct mutex_key {
     u64 mutex;
     u64 stack; /* see keep_call_stacks() */
-    u32 tid; /* the thread that took it, or asked for it */
+    u32 tid; /* the thread that took it or asked for it; for MUTEX_TAKING_UNSEEN the one that released it */
     u16 error; /* errno, for MUTEX_FAILED */
-    u8 slot; /* slot of the time */
+    u8 slot; /* slot of the time, see histogram_slot() */
     u8 event; /* enum mutex_event */
 };
 
@@ -72,9 +72,10 @@ struct mutex_hold {
     u64 stack;
     u64 freed_at; /* time of a release by another thread, which the next acquisition confirms; 0: none */
     u32 tid;
-    u32 nested; /* number of further times that the thread has taken it */
+    u32 nested; /* how many more times the thread has taken it, as a recursive mutex */
 };
 
+/* The end of a thread. A mutex that it held counts as held until then, if the next owner gets EOWNERDEAD. */
 struct mutex_end {
     u64 at;
     char comm[COMM_LEN];
@@ -125,7 +126,7 @@ static __always_inline void count_mutex(u64 mutex, u32 tid, u64 stack, u8 event,
 }
 
 #ifdef MUTEX_HOLDS
-/* The thread releases the mutex. Return whether it was known to hold it. */
+/* The current thread releases the mutex. Return whether it was known to hold the mutex. */
 static __always_inline bool release_mutex(u64 mutex, u64 id, u64 now)
 {
     struct mutex_hold_key key = {.mutex = mutex, .tgid = id >> 32};
@@ -149,7 +150,7 @@ static __always_inline bool release_mutex(u64 mutex, u64 id, u64 now)
     return true;
 }
 
-/* The thread has taken the mutex. If another thread is known to hold it, that hold ends here. */
+/* The current thread has taken the mutex. If another thread is known to hold it, that hold ends here. */
 static __always_inline void hold_mutex(u64 mutex, u64 id, u64 stack, bool owner_ended)
 {
     struct mutex_hold_key key = {.mutex = mutex, .tgid = id >> 32};
@@ -177,7 +178,7 @@ static __always_inline void hold_mutex(u64 mutex, u64 id, u64 stack, bool owner_
 }
 #endif
 
-/* Return a new entry for a call that begins, or NULL if it is part of another call. */
+/* Return a new entry for a call that begins, or NULL if it is part of another call or there is no room. */
 static __always_inline struct mutex_call *begin_mutex_call(struct pt_regs *ctx, u64 mutex, u64 id)
 {
     u32 tid = id;
@@ -197,7 +198,8 @@ static __always_inline struct mutex_call *begin_mutex_call(struct pt_regs *ctx, 
 #pragma unroll
     for (int level = CALL_LEVELS - 1; level >= 0; level--) {
         struct mutex_call *one = CALL_AT(calls, level);
-        /* A call that began further down the stack was left by a jump. */
+        /* A call that began with a lower stack pointer was left by longjmp(). So was one that began with the
+         * same stack pointer for another mutex. */
         if (sp > one->sp || (sp == one->sp && mutex != one->mutex))
             one->sp = 0;
         if (one->sp && one->mutex == mutex)
@@ -213,7 +215,7 @@ static __always_inline struct mutex_call *begin_mutex_call(struct pt_regs *ctx, 
     return call;
 }
 
-/* Whether the thread is in a call for this mutex. */
+/* Whether the current thread is in a call for this mutex, so that what it does is part of that call. */
 static __always_inline bool is_in_mutex_call(struct pt_regs *ctx, u64 mutex, u64 id)
 {
     u32 tid = id;
@@ -260,13 +262,15 @@ static __always_inline void end_mutex_call(struct pt_regs *ctx, u64 sp, u16 erro
 #endif
 }
 
-/* On x86-64 a function that has returned has taken its return address from the stack. */
+/* The stack pointer at the function's entry. On x86-64 a function that has returned has popped its return
+ * address. */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
 #define RETURNED_SP(ctx) ((ctx)->sp)
 #else
 #define RETURNED_SP(ctx) ((ctx)->sp - sizeof(u64))
 #endif
 
+/* Attached to the entry of functions that take a mutex. */
 int mutex_asked(struct pt_regs *ctx)
 {
     u64 id = bpf_get_current_pid_tgid();
@@ -297,6 +301,7 @@ int mutex_returned_c11(struct pt_regs *ctx)
 }
 
 #ifdef MUTEX_HOLDS
+/* Attached to the entry of functions that release a mutex. */
 int mutex_released(struct pt_regs *ctx)
 {
     u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid(), mutex = PT_REGS_PARM1(ctx);
@@ -320,7 +325,8 @@ int condition_wait_entered(struct pt_regs *ctx)
     return 0;
 }
 
-/* Attached to the last instruction of functions that wait for a condition. */
+/* Attached to the return instructions of functions that wait for a condition. A uretprobe would keep the
+ * stack from being unwound if the thread is cancelled there. */
 int condition_wait_returns(struct pt_regs *ctx)
 {
     end_mutex_call(ctx, ctx->sp, PT_REGS_RC(ctx));

@@ -3,7 +3,7 @@
 
 #define SIGNALS_PAGES 256
 
-/* Values in place of a pointer to information about a signal. */
+/* Values of signal_generate's argument `info` in place of a pointer, and the codes that they stand for. */
 #define NO_INFO 0 /* sent by a process */
 #define FROM_KERNEL 1
 #define SI_USER 0
@@ -16,11 +16,11 @@ struct signal_sent {
     u32 running_tid;
     u32 tgid; /* the receiver */
     u32 tid;
-    s32 number;
-    s32 code;
-    s32 result;
-    u16 to_process; /* 1: sent to the process, 0: to one thread */
-    u16 is_queueing; /* 1: the running thread is in a system call by which it sends a signal with any code */
+    s32 number; /* of the signal */
+    s32 code; /* si_code */
+    s32 result; /* enum TRACE_SIGNAL_* of the kernel: whether the signal is delivered */
+    u16 to_process; /* 1: sent to the process; 0: to one thread */
+    u16 is_queueing; /* 1: the running thread is in a system call by which it can send any code */
     char running_comm[COMM_LEN]; /* of the process, not of the thread */
     char comm[COMM_LEN];
 };

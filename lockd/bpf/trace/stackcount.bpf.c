@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Number of times that code is reached, by thread and stack (lockd trace stackcount). */
+/* Number of times that functions or tracepoints are reached, by thread and stack (lockd trace stackcount). */
 
 struct stackcount_key {
     u32 tid;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Each time that code is reached, with its stacks (lockd trace stacksnoop). */
+/* One record for each time that one of several functions or tracepoints is reached, with its stacks (lockd
+ * trace stacksnoop). */
 
 #define SNOOPED_PAGES 256
 

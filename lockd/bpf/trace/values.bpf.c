@@ -2,9 +2,10 @@
 /* Values of a field of a tracepoint (lockd trace hist).
  *
  * VALUE_OFFSET, VALUE_BYTES and VALUE_SIGNED describe the field. BY_* describe a field to group by, and
- * FILTER_0_* to FILTER_3_* fields to compare. If VALUE_TEXT is defined, the field is text of at most so
- * many bytes, and each text is counted. If VALUE_DYNAMIC is defined too, the field contains the place of
- * the text. BY_TEXT and BY_DYNAMIC do the same for the field to group by. */
+ * FILTER_0_* to FILTER_3_* fields that are compared with limits: only events that pass all comparisons count.
+ * If VALUE_TEXT is defined, the field is text of at most VALUE_TEXT bytes, and each text is counted. If
+ * VALUE_DYNAMIC is defined too, the field contains the place of the text, see dynamic(). BY_TEXT and
+ * BY_DYNAMIC do the same for the field to group by. */
 
 enum comparison { EQUAL, NOT_EQUAL, LESS, LESS_OR_EQUAL, GREATER, GREATER_OR_EQUAL };
 
@@ -44,8 +45,8 @@ static __always_inline u64 field(void *record, u32 offset, u32 bytes, bool is_si
     return is_signed ? (u64)((s64)(value << unused) >> unused) : value;
 }
 
-/* Return the address of a text whose place in the record is in the low half of a field. (The high half is
- * its length.) */
+/* Return the address of a text. The low half of the 32-bit field at `offset` is the text's own offset in the
+ * record. (The high half is the length of the text.) */
 static __always_inline void *dynamic(void *record, u32 offset)
 {
     return record + (field(record, offset, 4, false) & 0xffff);

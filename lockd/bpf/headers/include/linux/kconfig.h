@@ -1,3 +1,3 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Stub: what bcc's own headers ask of a kernel configuration. */
+/* Stub: the option of the kernel configuration that bcc's own headers require. */
 #define CONFIG_BPF_SYSCALL 1

@@ -1,2 +1,2 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Stub: named by bcc, which brings its own copy of the definitions. */
+/* Stub: bcc's headers include this file, but lockd's programs need none of its definitions. */
