@@ -115,7 +115,7 @@ struct call {
     u8 guess; /* enum futex_kind as guessed from the arguments */
     u8 kind; /* enum futex_kind: the guess, or the kind of the lock in known_locks */
     u8 stands_for; /* number of calls that it counts for in sums of sys time; 0: not timed */
-    u8 restart; /* 1: it will continue as restart_syscall() */
+    u8 restart; /* 1: it was interrupted, and will continue as restart_syscall() */
 #ifdef TRACE
     struct call_stack_ids stacks; /* where the thread blocked */
 #endif
@@ -182,7 +182,7 @@ struct thread {
     u8 flags; /* THREAD_* */
     u8 queued; /* enum queued: the sort of lock in whose queue it is counted */
     u8 awaits; /* AWAITS_LOCK, SLEPT_FOR_LOCK */
-    struct call call; /* moved here from `running` when the thread leaves the CPU */
+    struct call call; /* in mode calls moved here from `running` when the thread leaves the CPU */
     u32 looked_up; /* time at which the lock of `call` was last found in known_locks, in units of 1 << 20 ns
                     */
     u32 ready; /* for how long it was ready to run in its last absence, in units of 1024 ns */
@@ -200,7 +200,7 @@ struct thread {
  * (sample/budget/restraint.py). */
 enum restraint {
     RESTRAINT_NONE,
-    RESTRAINT_STACKS, /* new locks get no name */
+    RESTRAINT_STACKS, /* no stacks are taken, and no releases sampled: new locks get no name */
     RESTRAINT_DETAIL, /* events are counted by process, not by thread and lock */
     RESTRAINT_PROCESSES, /* only totals are counted */
 };
@@ -209,10 +209,12 @@ struct control { /* the loader writes the first member, and then the sampler the
     u64 queue_secret; /* a random odd number that stays the same (lock_causes.bpf.c) */
     u32 window; /* number of the window; its last bit is the map of every pair that the programs write */
     u32 restraint; /* enum restraint */
-    u32 is_timed; /* 1: the programs measure their run times */
+    u32 is_timed; /* 1: the programs measure the run times of one run in TIMED_RUNS */
     u32 sampler, exporter; /* their thread groups */
-    u32 wait_per_sample; /* waited time per sampled release, in 1024 ns; 0: no samples (lock_queues.bpf.c) */
-    u32 wait_per_capture; /* the same for captured waits off the CPU (wait_samples.bpf.c) */
+    /* Waited time per sampled release of a lock (lock_queues.bpf.c), and per captured wait off the CPU
+     * (wait_samples.bpf.c), in units of 1024 ns; 0: no samples. */
+    u32 wait_per_sample;
+    u32 wait_per_capture;
     u32 is_tracing; /* for one-shot tools; 0: no event that begins now is traced (is_traced()) */
 };
 
