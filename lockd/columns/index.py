@@ -16,7 +16,7 @@ Rows: TypeAlias = "npt.NDArray[np.int64]"
 _SHIFT = np.uint64(29)
 _HIGH, _ODD = np.uint64(40), np.uint64(1)
 _NONE, _REMOVED = -1, -2
-"""The values of the places in an index that hold no number: never used, and freed by a removal."""
+"""Marks in Index._values for places without a number: never used, or emptied by remove()."""
 _LOW = 0xFFFF
 
 SMALLEST = 64
@@ -27,19 +27,20 @@ class Seed(NamedTuple):
     """The numbers on which the hashes of mix() depend."""
 
     start: np.uint64
+    """The value from which the hash of each row begins."""
     first: np.uint64
-    """An odd number by which each column is multiplied. As long as it is secret, nobody can tell which value
-    of the next column would make up for a difference in this one."""
+    """An odd number by which the hash is multiplied after each column is added. As long as it is secret,
+    nobody can tell which value of the next column would make up for a difference in this one."""
     second: np.uint64
-    """An odd number by which the result is multiplied once more."""
+    """An odd number by which the hash is then multiplied once more."""
 
 
 SEED_BYTES = 24
-"""Random bytes of which a seed is made: eight for each of its numbers."""
+"""The number of random bytes of which a seed is made: eight for each of its numbers."""
 
 
 def make_seed(secret: bytes) -> Seed:
-    """Return the seed that SEED_BYTES random bytes make."""
+    """Return a seed made of `secret`, which is SEED_BYTES random bytes."""
     start, first, second = np.frombuffer(secret, np.uint64)
     return Seed(start, first | _ODD, second | _ODD)
 
@@ -71,7 +72,7 @@ def mix(*columns: npt.NDArray[Any], seed: Seed | None = None) -> Hashes:
 
 
 def distinct_positions(keys: Hashes) -> Rows:
-    """Return one position of each distinct key, in no order.
+    """Return one position in `keys` for each distinct key, in no particular order.
 
     Sorting the keys would take five times as long.
     """
@@ -114,7 +115,7 @@ class Index:
         return self._values.take(places), places
 
     def add(self, keys: Hashes, values: Rows, places: Rows | None = None) -> None:
-        """Add distinct keys that are not in the index.
+        """Add distinct keys that are not in the index, with their numbers `values`.
 
         `places` are their places from find_with_places(), if nothing has been added since that call.
         """
@@ -185,7 +186,8 @@ class Index:
 class Groups:
     """Values grouped by row: the grouping is computed once, then applied to column after column.
 
-    `rows` is the row number of each value, from 0 to 2^32 - 1. A column has one value for each row number.
+    `rows` has the row number of each value, from 0 to 2^32 - 1; a row number may occur several times. A
+    column has one value for each item of `rows`.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -195,10 +197,11 @@ class Groups:
             np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(rows) else rows
         )
         self.rows: Rows = ordered.take(self._starts)
-        """The distinct row numbers, ascending. The results of sum() and max() have one value for each."""
+        """The distinct row numbers, ascending. The results of sum(), float_sum() and max() have one value for
+        each."""
 
     def sum(self, column: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the sum of the column's values for each of `rows`.
+        """Return the sum of the column's values for each row number in `self.rows`.
 
         A sum has 64 bits, which the times of many threads may exceed. Such times need float_sum() or
         lockd/columns/wide_sums.py.
@@ -208,22 +211,22 @@ class Groups:
         return np.add.reduceat(column[self._order].astype(np.int64), self._starts)
 
     def float_sum(self, column: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Return the sum of the column's values for each of `rows`, rounded if it is 2^53 or more."""
+        """Return the sum of the column's values for each row number in `self.rows`, rounded from 2^53 on."""
         if not len(self.rows):
             return np.empty(0, np.float64)
         return np.add.reduceat(column[self._order].astype(np.float64), self._starts)
 
     def max(self, column: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the largest of the column's values for each of `rows`."""
+        """Return the largest of the column's values for each row number in `self.rows`."""
         if not len(self.rows):
             return np.empty(0, np.int64)
         return np.maximum.reduceat(column[self._order].astype(np.int64), self._starts)
 
 
 def _ascending(rows: Rows) -> Rows:
-    """Return the positions of the rows in ascending order.
+    """Return the positions in `rows`, in ascending order of the row numbers there.
 
-    They are sorted by 16 bits at a time, because numpy sorts 16-bit integers by radix.
+    The row numbers are sorted by 16 bits at a time, because numpy sorts 16-bit integers by radix.
     """
     order = np.argsort(rows.astype(np.uint16), kind="stable")
     if rows.max(initial=0) > _LOW:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 Columns: TypeAlias = "npt.NDArray[Any]"
-"""A one-dimensional, contiguous array whose dtype has fields, one for each member of a C struct."""
+"""A one-dimensional array of C structs, whose dtype has one field for each member, or of plain values. The
+functions of this module need contiguous arrays."""
 
 
 def struct_dtype(layout: Any) -> np.dtype[Any]:

@@ -17,8 +17,8 @@ from lockd.columns.index import Hashes, Index, Rows, distinct_positions
 class Table:
     """A table with the columns of `columns` (dtypes by name), `key` and `seen`, and at most `capacity` rows.
 
-    `key` is the hash by which a row is found. `seen` is the time at which the row was last asked for, in
-    seconds of the caller's clock.
+    `key` is the hash by which a row is found. `seen` is the caller's time `now` at which find_or_add() last
+    returned the row; find() does not change it.
     """
 
     def __init__(self, columns: Mapping[str, Any], capacity: int) -> None:
@@ -42,9 +42,10 @@ class Table:
     def find_or_add(self, keys: Hashes, now: float, describe: Callable[[Rows], Mapping[str, Any]]) -> Rows:
         """Return the row number of each key; add rows for keys that have none.
 
-        `describe(positions)` returns columns of the new rows, for positions in `keys`; columns that it leaves
-        out are 0. A full table drops the rows with the oldest `seen`, a quarter of its rows at a time, but
-        none that was asked for at `now`: `capacity` must be enough for those.
+        `describe(positions)` returns the columns of new rows by name; `positions` are those of their keys in
+        `keys`. Columns that it leaves out are 0. A full table drops the rows with the oldest `seen`, at least
+        a quarter of the capacity at a time. It drops none whose `seen` is `now`: `capacity` must be enough
+        for those.
         """
         rows, places = self._index.find_with_places(keys)
         missing = np.flatnonzero(rows < 0)
@@ -71,7 +72,7 @@ class Table:
         return self._index.find(keys)
 
     def forget_unseen(self, before: float) -> None:
-        """Drop the rows that were last asked for before the time `before`."""
+        """Drop the rows whose `seen` is before the time `before`."""
         self.drop(np.flatnonzero(self.used & (self.columns["seen"] < before)))
 
     def drop(self, rows: Rows) -> None:
@@ -80,7 +81,10 @@ class Table:
         self._index.remove(self.columns["key"][rows])
 
     def _make_room(self, wanted: int, now: float) -> None:
-        """Drop rows that were not asked for at `now`: as many as `wanted` needs, at least a quarter."""
+        """Make room for `wanted` rows, and free at least a quarter of the capacity.
+
+        The rows with the oldest `seen` are dropped, but none whose `seen` is `now`.
+        """
         idle = np.flatnonzero(self.used & (self.columns["seen"] < now))
         count = max(len(self._index) + wanted - self.capacity, self.capacity // 4)
         if count < len(idle):

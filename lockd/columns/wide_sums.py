@@ -1,8 +1,8 @@
 """Wide sums: sums of nanoseconds that have no bound.
 
-An int64 has room for 292 years, but a sum over threads grows by a second in each second for each of them: it
-would be full after 26 hours if 100,000 threads wait. One addition may need as much, when threads that have
-waited for weeks are all woken at once.
+An int64 has room for 292 years, but a sum over threads grows by one second per second for each thread that
+waits. It would be full after 26 hours if 100,000 threads wait. One addition may need as much, when threads
+that have waited for weeks are all woken at once.
 
 A column of wide sums is an array with two int64 in each row: the sum divided by 2^62 ns, and the remainder.
 """
@@ -19,7 +19,7 @@ from lockd.columns.index import Groups
 WIDE = (np.int64, (2,))
 """The dtype of a column of wide sums."""
 UNIT = 1 << 62
-"""The nanoseconds for which the first number of a row counts one. divmod(sum, UNIT) gives both numbers."""
+"""The first number of a row counts units of so many nanoseconds. divmod(sum, UNIT) gives both numbers."""
 MOST = UNIT << 22
 """The largest sum for which to_floats() returns the nearest float: 600 million years of nanoseconds."""
 
@@ -31,7 +31,7 @@ WideSums: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def add(sums: WideSums, groups: Groups, numbers: npt.NDArray[Any]) -> None:
-    """Add numbers to the sums in their rows.
+    """Add `numbers` to the rows of `sums` that `groups` gives.
 
     `numbers` are non-negative integers of 64 bits, or wide sums themselves: one for each value of `groups`.
     """
@@ -42,7 +42,7 @@ def add(sums: WideSums, groups: Groups, numbers: npt.NDArray[Any]) -> None:
         numbers = numbers[:, 1]
     if int(numbers.max(initial=0)) * len(numbers) < UNIT:
         more = groups.sum(numbers)
-    else:  # the sum may have more than 64 bits; the sums of the halves of all numbers do not
+    else:  # the sum may have more than 64 bits; the sums of all upper and all lower halves do not
         high, low = groups.sum(numbers >> _HALF), groups.sum(numbers & _LOW)
         high += low >> _HALF
         units[rows] += high >> 30

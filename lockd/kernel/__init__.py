@@ -1,4 +1,5 @@
 """The kernel interface: BPF system calls, maps, ring buffers and kernel types.
 
-BPF system calls are defined here. Other folders hold descriptors too, and use them by functions of this one.
+BPF system calls are defined here. Other folders keep descriptors of BPF objects, too, and pass them to
+functions of this folder.
 """

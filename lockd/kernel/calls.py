@@ -155,7 +155,7 @@ def _lift_memlock() -> None:
     Before 5.11 (97306be45fbe and others) the BPF objects of all processes of a user count as locked memory.
     """
     unlimited = resource.RLIM_INFINITY
-    with contextlib.suppress(ValueError, OSError):  # a call that then lacks memory has an error of its own
+    with contextlib.suppress(ValueError, OSError):  # a call that exceeds the limit fails with an error
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (unlimited, unlimited))
 
 

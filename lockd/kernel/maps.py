@@ -19,8 +19,8 @@ from lockd.kernel.manifest import MapInfo
 BPF_NOEXIST = 1
 BUSY = (errno.EBUSY, errno.EDEADLK, errno.ETIMEDOUT)
 """Errors of an operation that could not take the lock of a bucket. The kernel returns them since 5.12, and
-since 6.15 also after a quarter of a second. The holder will release the lock, so the operation is
-repeated."""
+since 6.15 also if the operation waited for the lock for a quarter of a second. The holder will release the
+lock, so the operation is repeated."""
 
 
 class HashMap:
@@ -35,7 +35,7 @@ class HashMap:
         self.key, self.value = structs.struct_dtype(info.key), structs.struct_dtype(info.value)
         self._key_bytes, self._value_bytes = self.key.itemsize, self.value.itemsize
         self._lib = libbpf()
-        # These objects are made once: making one takes a microsecond or two, a tick only some hundred.
+        # These objects are made once: one takes a microsecond or two to make, and a whole tick some hundred.
         self._token, self._count = (ctypes.c_char * 16)(), ctypes.c_uint32()
         self._count_pointer = ctypes.byref(self._count)
 
@@ -49,7 +49,7 @@ class HashMap:
         return keys[:total], values[:total]
 
     def read_steady(self, buffers: Buffers) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Read the map twice and return copies of the keys and values that did not change in between."""
+        """Read the map twice; return copies of the keys and values of the entries that did not change."""
         keys, values = self.read(buffers)
         return self.only_steady(structs.copy(keys), structs.copy(values), buffers)
 
@@ -122,7 +122,7 @@ class HashMap:
             failed = operation(self.fd, token, self._token, keys, values, self._count_pointer, None)
             code = ctypes.get_errno() if failed else 0
             if code == errno.ENOSPC:
-                break  # the map was full and changed during the read: the next bucket has no room here
+                break  # the map was full and changed during the read: the next bucket exceeds the room left
             # ENOENT (the end of the map) and BUSY set the count, as success does.
             if code not in (0, errno.ENOENT, *BUSY):
                 raise self._error("reading a batch", code)

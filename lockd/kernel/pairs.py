@@ -58,7 +58,7 @@ def map_words(fd: int, info: MapInfo) -> Words:
 
 
 class Control:
-    """The map `control`, by which the programs know what to write and where.
+    """The map `control`, which tells the programs what to count, and in which map of each pair.
 
     `words` is the only element of the map, and `value` its dtype, that of struct control
     (lockd/bpf/include/common.bpf.h). The words are the map's own memory, so that programs see at once what is
@@ -93,13 +93,16 @@ class Control:
         self._set("is_timed", is_timed)
 
     def set_wait_per_sample(self, wait: int) -> None:
-        """Set the waited time for which a release of a lock is sampled, in units of 1024 ns
-        (lockd/bpf/daemon/lock_queues.bpf.c)."""
+        """Set for how much waited time one release of a lock is sampled on average, in units of 1024 ns
+        (lockd/bpf/daemon/lock_queues.bpf.c). With 0 no release is sampled."""
         self._set("wait_per_sample", wait)
 
     def set_wait_per_capture(self, wait: int) -> None:
-        """Set how long a thread must usually wait off the CPU to be captured for certain, in units of 1024 ns
-        (lockd/bpf/daemon/wait_samples.bpf.c). With 0 no thread is captured."""
+        """Set the wait per capture, in units of 1024 ns (lockd/bpf/daemon/wait_samples.bpf.c).
+
+        A thread that usually waits off the CPU for so long is always captured; others in proportion to their
+        usual wait. With 0 no thread is captured.
+        """
         self._set("wait_per_capture", wait)
 
     def _set(self, name: str, value: int) -> None:
@@ -121,7 +124,7 @@ class Control:
 
 
 class Written:
-    """The map `written`, in which programs note what they write, by the number of the window.
+    """The map `written`, in which programs mark what they write with the number of the window.
 
     `words` are its elements, `members` the members of enum written (lockd/bpf/include/common.bpf.h). A
     program makes a mark before it adds an entry. After the grace period, the marks of a window that has ended
@@ -129,7 +132,7 @@ class Written:
     """
 
     def __init__(self, words: Words, members: Sequence[str], control: Control) -> None:
-        # No numpy array: after a period of other work, numpy's code for one number is not in any cache.
+        # A memoryview: numpy is slow for single numbers when other work has pushed it out of the CPU caches.
         self._last, self._control = words[::ELEMENT_WORDS], control
         self._positions = {member: 2 * position for position, member in enumerate(members)}
         self._wait = self._positions["wait"]
@@ -151,8 +154,8 @@ class Written:
         return self._last[self._positions[what] + (before & 1)] == before
 
     def has_wait_since(self, number: int) -> bool:
-        """Whether a thread may have begun to wait for a lock since some moment of window `number`."""
-        # A program that began in the window before may have made its mark late.
+        """Whether a thread may have begun to wait for a lock in window `number` or later."""
+        # A mark of window `number` - 1 counts as well: it may have been made after that window had ended.
         last = self._last[self._wait : self._wait + 2].tolist()
         return any((window - number + 1) % NUMBERS < NUMBERS // 2 for window in last)
 
@@ -202,7 +205,8 @@ class GracePeriod:
 class Pairs:
     """The maps of `manifest`, whose descriptors come first in `fds`.
 
-    `others` names maps that are not hash maps, besides those that all programs share. Raises LockdError.
+    `others` names the maps that are not hash maps, besides `control`, `written`, `losses` and `run_times`.
+    Raises LockdError.
     """
 
     def __init__(self, manifest: Manifest, fds: list[int], others: tuple[str, ...] = ()) -> None:
@@ -226,7 +230,7 @@ class Pairs:
         self.control = Control(map_words(fd, info), structs.struct_dtype(info.value))
         self.written = Written(map_words(*infos["written"]), manifest.enums["written"], self.control)
         self._grace = GracePeriod()
-        self._grace.begin()  # a sampler that ended may have flipped a moment ago
+        self._grace.begin()  # the sampler before this one may have flipped just before it ended
 
     @property
     def is_settled(self) -> bool:

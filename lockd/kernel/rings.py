@@ -23,8 +23,8 @@ class Ring:
 class RingReader:
     """The only reader of a ring. It needs no privilege. Raises OSError if the kernel refuses the mappings.
 
-    On arm64 nothing orders the loads: a record that is read in the moment in which it is written may have
-    its old content.
+    On arm64 nothing orders the loads. A record that is read while it is written may still have the content
+    of an older record.
     """
 
     def __init__(self, ring: Ring) -> None:

@@ -35,21 +35,23 @@ NOT_HASHES = (
 )
 STACKS = "stacks"
 FOLDED_ROWS = 3072
-"""Rows that are folded in one go, which takes some milliseconds."""
+"""Most rows that a tick folds, as a rule; this takes some milliseconds."""
 LONGEST_WINDOW = 0.25
-"""Seconds after which a window with few entries ends. A window with many ends at once."""
+"""Seconds after which a window with few entries ends. A window with many ends with the next tick."""
 LONGEST_OWN_WINDOW = 1.0
 """Seconds after which a window ends if all its entries are about lockd and kernel threads."""
 LONGEST_SPIN_NS = 10_000_000_000
-"""Nanoseconds after which a CPU is taken not to spin for a lock any more. The program for the end of the spin
-was skipped then, because the CPU was running it already (reason `recursion`)."""
+"""Nanoseconds after which a spin for a kernel lock counts as ended, though no program saw its end: the kernel
+skipped the program, because a program was running on that CPU already (reason `recursion` of
+lockd_dropped_events_total)."""
 DRAIN_ALL_EVERY = 101
-"""The number of windows after which all maps are drained, marked or not: a program that was held up for
-longer than the grace period may have added an entry late. It is odd, so that both maps of a pair have their
+"""One window in so many has all its maps drained, marked or not: a program that was held up for longer than
+the grace period may have added an entry late. It is odd, so that both maps of a pair have their
 turn."""
 
 BASE, END = 0, 1
-"""Positions of the two words before the rows of a backlog."""
+"""Positions of the two words before the rows of a backlog: the number of the row in the first place, and that
+of the next row to be drained."""
 WORDS_BYTES = 16
 MOST = 1 << 60
 """Highest number that a row can have, counted from the first row ever: more than there will ever be."""
@@ -62,7 +64,8 @@ class Backlog:
 
     Rows are numbered from the first row ever drained. If the memory is in the file of `saved`, rows stay
     there until forget_folded(), and the next sampler finds all rows that are not in the saved counts. To that
-    end each step below takes effect by the change of one word.
+    end each method takes effect by the change of one word. Raises ValueError if the words in the file make no
+    sense.
     """
 
     def __init__(self, table: HashMap, more: int, saved: SavedState | None = None) -> None:
@@ -105,15 +108,17 @@ class Backlog:
         if self._end - self._base + self._map_entries <= self._room:
             return True
         needed = self._end - needed_from
-        # The needed rows are moved to the front. In a file they are moved only if old and new place do not
-        # overlap, so that they are whole in one of the two places at any moment.
+        # drain() moves the needed rows to the front. In a file it does so only if old and new place do not
+        # overlap, so that the rows are complete in one of the two places at any time.
         return needed + self._map_entries <= self._room and (
             not self._is_saved or needed <= needed_from - self._base
         )
 
     def drain(self, table: HashMap) -> int:
-        """Move all entries of one map of the pair to the backlog, which must have room. Returns their
-        number."""
+        """Move all entries of `table`, one map of the pair, to the backlog, and return their number.
+
+        There must be room for a full map (has_room).
+        """
         if self._end - self._base + self._map_entries > self._room:
             self._move_to_front()
         end = self._end - self._base
@@ -125,7 +130,7 @@ class Backlog:
         return count
 
     def take(self, most: int) -> Entries:
-        """Hand out the oldest rows, `most` of them at most. They are valid until drain() is called again."""
+        """Return the oldest `most` rows or fewer, to be folded. They are valid until the next drain()."""
         first, self.first = self.first, min(self.first + most, self._end)
         rows = self._rows(first, self.first)
         if not self._is_saved:
@@ -133,20 +138,20 @@ class Backlog:
         return rows
 
     def all(self) -> Entries:
-        """All rows that are not folded. They stay in the backlog."""
+        """Return all rows that are not folded. They stay in the backlog."""
         return self._rows(self.first, self._end)
 
     def clear(self) -> None:
         self.take(len(self))
 
     def forget_folded(self) -> None:
-        """Allow rows that were handed out to be overwritten: the counts that contain them are saved."""
+        """Allow the rows that take() returned to be overwritten: the counts that contain them are saved."""
         self._needed_from = self.first
         if self._needed_from == self._end:
             self._set_base(self._end)
 
     def go_back(self, first: int) -> None:
-        """Hand out again all rows from the number `first` on. Raises ValueError if some are overwritten."""
+        """Have take() return all rows from number `first` on. Raises ValueError if some are overwritten."""
         if not self._base <= first <= self._end:
             raise ValueError(
                 f"drained rows: those before {self._base} are gone; rule: all are kept from {first} on"
@@ -182,14 +187,14 @@ class Collector:
         self._maps = Pairs(manifest, fds, NOT_HASHES)
         hashes = self._maps.hashes
         self.blocked_processes: Ring | None = None
-        """The ring by which programs tell the namer about blocked processes; None on a kernel without
-        rings."""
+        """The ring of the ids of processes with a thread that blocks, which the namer reads; None on a
+        kernel without rings."""
         self.releases: Ring | None = None
         """The ring of sampled releases of locks; None if their holders are not sampled."""
         self.release_record: Layout | str = ""
         self.kernel_release_record: Layout | str = ""
-        """The layouts of the records of `releases`, for user-space locks and for kernel locks; empty if there
-        are none."""
+        """The layouts of the records of `releases`, for user-space locks and for kernel locks; empty if
+        releases of such locks are not sampled."""
         self.refused_releases: PerCpuCounters | None = None
         """The number of samples for which `releases` had no room, and the waited time that they stood for in
         nanoseconds."""
@@ -239,27 +244,27 @@ class Collector:
         self._captures: list[Entries] = []
         self._drained_windows = 0
         self.has_ended_window = True
-        """Whether a window has ended that is not drained. At first another sampler may have left one."""
+        """Whether a window has ended that is not drained. The sampler before this one may have left one."""
         self._began = -inf
         """When the current window began, by the monotonic clock in seconds."""
         self.is_fold_due = False
-        """Whether rows were drained that should be folded within a second; set back by whoever folds."""
+        """Whether rows were drained that should be folded within a second. Sampler.fold() resets it."""
         self.losses, self.control = self._maps.losses, self._maps.control
         self.program_times = ProgramTimes(
             lambda: int(self._maps.run_times.read()[0]), manifest.constants["TIMED_RUNS"]
         )
         """The run time of the programs; it decides which periods are timed."""
         self.capacities = {name: pair[0].entries for name, pair in self._maps.pairs.items()}
-        """The most entries that each map can have."""
+        """The most entries that a map can have, by its name; for a pair, that of each of its maps."""
         for table in (self._threads, self._kernel_holding):
             if table:
                 self.capacities[table.name] = table.entries
         self.entries = dict.fromkeys(self.capacities, 0)
-        """The number of entries that each map had when it was last read."""
+        """The number of entries when the map was last read or drained, by the names of `capacities`."""
 
     @property
     def largest(self) -> int:
-        """The number of entries for which the largest pair has room."""
+        """The most entries of one map, of all pairs except the captures."""
         return max(pair[0].entries for name, pair in self._maps.pairs.items() if name != CAPTURES)
 
     @property
@@ -278,11 +283,12 @@ class Collector:
         return sum(map(len, self.backlogs.values()))
 
     def drain(self) -> bool:
-        """Drain the window that has ended, and end the current one if it has something to be drained.
+        """Drain the window that has ended, if there is one, and end the current window if that is due.
 
-        Returns False if nothing could be done, because no grace period has passed and a program may still
-        write to the idle maps. An event is drained by the time that three calls after it have returned True,
-        unless its window has few entries, and so may go on (add_entry() in lockd/bpf/include/common.bpf.h).
+        Returns False if nothing could be done, because the grace period has not passed and a program may
+        still write to the idle maps. An event is drained by the time that three calls after it have returned
+        True, unless its window has few entries, and so may go on (add_entry() in
+        lockd/bpf/include/common.bpf.h).
         """
         self.control.set_timed(self.program_times.begin_period())
         if not self._maps.is_settled:
@@ -332,14 +338,14 @@ class Collector:
         return self._maps.written.has_wait_since(window)
 
     def forget_names(self) -> None:
-        """Have all locks captured and all runtimes of languages reported again: only another sampler knew
-        their names."""
+        """Have all locks captured and all language runtimes looked up again: only the sampler before this one
+        knew the results."""
         for table in (self.known_locks, self.hotspots, self.cpythons):
             if table:
                 table.drain(self._maps.buffers)
 
     def stacks(self) -> Entries:
-        """The kernel stacks that belong to rows which are not folded."""
+        """Return the kernel stacks that belong to rows which are not folded."""
         return self.backlogs[STACKS].all()
 
     def forget_stacks(self) -> None:
@@ -347,7 +353,10 @@ class Collector:
             self.backlogs[STACKS].clear()
 
     def captures(self) -> list[Entries]:
-        """The captures since the last call: threads that blocked on a lock for the first time."""
+        """Return the captures that were drained since the last call.
+
+        The programs capture a thread that blocks on a lock which they do not know, or captured long ago.
+        """
         captures, self._captures = self._captures, []
         return captures
 
@@ -357,9 +366,9 @@ class Collector:
         """Return the living threads that were switched out since lockd started, and the ids of their
         processes.
 
-        Threads that are being switched are missing, and so are threads for whose `struct thread` `are_wanted`
-        is false. If no thread is wanted, the table is read only once. The ids are those of all processes in
-        the table, whether their threads are wanted or not.
+        Threads whose entry changes while the table is read are missing. So are threads for whose `struct
+        thread` `are_wanted` returns false; if no thread is wanted, the table is read only once. The ids are
+        those of all processes in the table, whether their threads are wanted or not.
         """
         buffers = self._maps.buffers
         tids, threads = map(structs.copy, self._threads.read(buffers))
@@ -374,15 +383,17 @@ class Collector:
         return (tids.astype(np.uint32), threads), tgids
 
     def forget_vanished(self, is_gone: Callable[[int], bool]) -> None:
-        """Delete the entries of threads that have ended under another id, according to the last threads().
+        """Delete the entries of threads that ended under another thread id, as the last threads() shows them.
 
-        Such a thread has taken over the id of the leader in an exec that failed after that. The programs see
-        it end under the leader's id, so that the entry of its own id says that it is on a CPU for ever.
-        `is_gone` tells whether a process is gone. A process must be so in two calls in a row: a thread that
-        ends still runs for a moment when its process is gone already.
+        A thread that calls exec gets the id of the thread-group leader. If the exec fails after that, the
+        programs see the thread end under the leader's id. The entry of its first id then says for ever that
+        it is on a CPU.
 
-        A new thread may have got the id, and with it the entry. If it leaves its CPU in the very moment in
-        which the entry is deleted, this absence is not counted.
+        `is_gone(tgid)` returns whether procfs has no such process. This must be so in two calls in a row: a
+        thread that ends still runs for a short time when its process has left procfs.
+
+        A new thread may have got the id, and with it the entry. If it leaves its CPU just while the entry is
+        deleted, this absence is not counted.
         """
         tids, tgids = self._on_cpu
         missing = {tgid for tgid in set(tgids.tolist()) if is_gone(tgid)}
@@ -394,9 +405,9 @@ class Collector:
         self._missing = missing
 
     def kernel_waits(self) -> Entries | None:
-        """The ongoing waits for kernel locks; None if they are not measured.
+        """Return the ongoing waits for kernel locks; None if they are not measured.
 
-        Spins that have lasted too long to be true are deleted.
+        Entries of spins whose end no program saw (LONGEST_SPIN_NS) are deleted and left out.
         """
         if not self._kernel_waits:
             return None
@@ -415,7 +426,7 @@ class Collector:
         self._kernel_waits.delete(keys)
 
     def kernel_holding(self) -> Entries | None:
-        """The kernel locks that are held or asked for; None if holds are not measured."""
+        """Return the kernel locks that are held or asked for; None if holds are not measured."""
         if not self._kernel_holding:
             return None
         keys, holding = self._kernel_holding.read_steady(self._maps.buffers)
@@ -423,7 +434,7 @@ class Collector:
         return keys, holding
 
     def forget_holding(self, keys: Columns, holds: int) -> None:
-        """Delete the entries of threads that are gone, and count their `holds` as abandoned."""
+        """Delete entries of held kernel locks whose threads are gone; count their `holds` as abandoned."""
         assert self._kernel_holding
         self._kernel_holding.delete(keys)
         self.abandoned += holds

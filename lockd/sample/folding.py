@@ -48,9 +48,9 @@ class Folding:
         note_futex_calls: Callable[[Columns], None],
         first_process_id: int,
     ) -> None:
-        """`note_futex_calls` is given the key of every entry of futex calls, once.
+        """`note_futex_calls(keys)` is called with the keys of futex calls; it gets each drained entry once.
 
-        Thread ids from `first_process_id` on stand for whole processes.
+        Thread ids in keys from `first_process_id` on stand for whole processes.
         """
         self._collector = collector
         self._aggregates = aggregates
@@ -64,7 +64,7 @@ class Folding:
         self._undecided: Entries | None = None
         """Entries of futex calls that are held back."""
         self._undecided_since = np.zeros(0, np.int64)
-        """The number of the tick by which each entry of `_undecided` had been drained."""
+        """The number of the tick by which each entry of `_undecided` was drained."""
         self.undecided_calls = 0
         """The number of futex calls in `_undecided`."""
 
@@ -91,7 +91,7 @@ class Folding:
         return not (self._undecided_since <= tick).any()
 
     def fold_all(self) -> None:
-        """Fold all entries, but for those that are held back a moment longer."""
+        """Fold all entries, except futex calls for locks whose names are still being asked for."""
         now = time.monotonic()
         self._advance(now)
         if self._undecided:
@@ -135,9 +135,10 @@ class Folding:
                 aggregates.fold(window, now)
 
     def _hold_back(self, rows: Entries, since: npt.NDArray[np.int64], now: float) -> Entries:
-        """Hold back futex calls whose locks are being asked for, and return those to fold.
+        """Hold back futex calls whose locks are being asked for, and return the other rows, to be folded.
 
-        If more than HELD_BACK_ROWS entries were held back, the oldest are returned too.
+        `since` has the number of the tick by which each row was drained. If more than HELD_BACK_ROWS entries
+        were held back, the oldest are returned too.
         """
         keys, values = rows
         if not self._user_locks:

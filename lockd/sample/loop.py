@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 64
 MESSAGES = 16
-"""Messages that are read from the exporter between two ticks, or in LONGEST_PAUSE if ticks are further apart,
-however many it sends. A request for a block, which takes some milliseconds to answer, is the last one."""
+"""Most messages that are read from the exporter between two ticks, or in LONGEST_PAUSE if ticks are further
+apart. After a request for a block, which takes some milliseconds to answer, no further message is read."""
 LONGEST_RARE_TICK = 5 * NS
 """Nanoseconds to which restraint may lengthen the time between ticks. What is written in a longer time might
 not fit into the maps."""
@@ -35,7 +35,7 @@ LONGEST_PAUSE = NS
 """Nanoseconds between two calls of `after_tick`, at most. Neither systemd's watchdog nor the replacement of
 an exporter that hangs can wait for ticks that are many seconds apart."""
 SETTLING = 10_000
-"""Most requests of the kind REQUEST_SETTLED that can wait at a time."""
+"""Most requests of the kind REQUEST_SETTLED that can wait for an answer at a time."""
 
 
 class Loop:
@@ -150,7 +150,7 @@ class Loop:
             asker, _ = self._settling[0]
             try:
                 asker.send(SETTLED)
-            except BlockingIOError:  # it is answered once it has read the answers before
+            except BlockingIOError:  # tried again once the exporter has read earlier answers
                 break
             except OSError as error:  # as in _send()
                 log.warning("the control socket to the exporter failed: %s", error)
@@ -166,9 +166,9 @@ class Loop:
                 os.close(fd)
             return
         except OSError as error:
-            # There is no memory or no descriptor, or the kernel passes no more of these: the descriptors that
-            # processes of root have sent and nobody has received are more than RLIMIT_NOFILE (ETOOMANYREFS).
-            # That may pass, so the exporter gets an answer. It sends no other request until then.
+            # There is no memory or no descriptor, or the kernel refuses to pass a descriptor (ETOOMANYREFS):
+            # root's processes have sent more than RLIMIT_NOFILE descriptors that nobody has received yet.
+            # The error may pass. The exporter gets an answer, because it sends no other request before that.
             reason = error.strerror
         try:
             control.send(f"no block: {reason}".encode())

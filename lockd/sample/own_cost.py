@@ -86,7 +86,7 @@ class OwnCost:
         lost."""
         self._reload_was_successful, self._reloaded, self._keys_waiting = True, time.time(), 0
         self._before: dict[str, float] = {}
-        """What `_others` was at the end of the sampler whose counts were taken over."""
+        """The last saved `_others` of the sampler whose counts were taken over."""
         self.read()
 
     def note_reload(self, was_successful: bool, keys_waiting: int) -> None:
@@ -96,7 +96,7 @@ class OwnCost:
             self._reloaded = time.time()
 
     def save(self) -> dict[str, Any]:
-        """All counts, as JSON for restore(). CPU times are those of the last read()."""
+        """Return all counts for restore(), in types of JSON. CPU times are those of the last read()."""
         own = {name: getattr(self, name) for name in SAVED}
         return {**own, "late": self.late.save(), "work": self.work.save(), "others": self._others}
 
@@ -131,7 +131,7 @@ class OwnCost:
         self._others = {name: value + self._before.get(name, 0) for name, value in now.items()}
 
     def _read_samples(self) -> dict[str, float]:
-        """The counters of samples that end with this process."""
+        """Return the counters of samples that this process keeps; they begin at 0 in the next one."""
         counters: dict[str, float] = {}
         for sort, samples in self._samples:
             refused, refused_ns = samples.refused_here

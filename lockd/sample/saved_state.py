@@ -1,8 +1,9 @@
 """The saved state: a file in memory in which a sampler leaves its counts to the next sampler.
 
 The file outlives the sampler because systemd keeps its descriptor. It holds the counts, which are written
-every few seconds, and the rows that were drained since (Backlog in lockd/sample/drain.py). Both together lose
-nothing, however the sampler ended. Without a file everything is in the process's own memory.
+every few seconds, and the rows that were drained since (Backlog in lockd/sample/drain.py). Together they have
+everything that was drained, unless the sampler ended in the middle of a drain. Without a file everything is
+in the process's own memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ PLACE = 1 << 30
 The parts are: the words described below, two places that hold the counts by turns, and the drained rows.
 """
 DRAINING, NUMBERS, LENGTHS = 0, 1, 3
-"""Positions of the words in the first part. NUMBERS and LENGTHS have one word for each of the two places."""
+"""Positions of the words in the first part: whether a drain is under way (is_draining), the number of the
+block in each of the two places, and the length of each block. The block with the higher number is newer."""
 LARGEST = 512 << 20
 """Most bytes of a block of counts. With 10,000 lines in /metrics a block has some two million; with a million
 lines, as many as the configuration allows, it has up to 200 bytes for each."""
@@ -49,7 +51,7 @@ class SavedState:
         self._words[DRAINING] = value
 
     def allocate(self, size: int, offset: int | None = None) -> mmap.mmap:
-        """`size` bytes of memory, of the file if there is one.
+        """Return `size` bytes of memory, which are part of the file if there is one.
 
         Without `offset`, each call gets the bytes behind those of the call before: a sampler that calls this
         in the same order and with the same sizes finds what the sampler before it left.
