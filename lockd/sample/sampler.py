@@ -63,10 +63,10 @@ WINDOWS = 3
 """Ticks until an event is drained: its window ends, waits for a grace period, and is drained."""
 HOUSEKEEPING_SECONDS = 10.0
 LONGEST_UNFOLDED = 10.0
-"""Seconds after which drained rows are folded even if they are not urgent, being about lockd and kernel
-threads."""
+"""Seconds after which drained rows are folded even if all are about lockd and kernel threads, and so are not
+urgent."""
 FEW_ROWS = 256
-"""Up to this number of rows, a fold costs what its fixed part costs."""
+"""Up to this number of rows, a fold costs hardly more than its fixed part."""
 SAVE_SECONDS = 5.0
 """Seconds after a fold until the counts are saved. Rows that are not folded are saved as they are."""
 FORMAT = 3
@@ -89,13 +89,13 @@ class SamplerSettings:
     parked: Sequence[str] = ()
     """Patterns for names of locks that idle threads park on, besides the locks that lockd knows."""
     samples_per_second: int = 20
-    """How many releases of locks are sampled, if the programs sample them."""
+    """Releases of locks that are sampled in a second, if the programs sample them."""
     waits_per_second: int = 20
-    """How many waits off the CPU are sampled, if the programs sample them."""
+    """Waits off the CPU that are sampled in a second, if the programs sample them."""
 
     @property
     def namer_share(self) -> float:
-        """The share of the namer's time that one process may take, and that one user may take."""
+        """The part of a CPU's time that the namer may spend on one process, and on one user."""
         cpus = 1.0 if self.cpu_budget is None else self.cpu_budget * self.cpus
         return NAMER_SHARE * min(cpus, 1.0)
 
@@ -124,7 +124,7 @@ class Sampler:
         self._identities = Identities(self._processes, settings.filter)
         share, blocked = settings.namer_share, self._collector.blocked_processes
         self._resolver = Resolver(procfs, blocked, settings.parked, share)
-        # A survey adds at once what each thread waits for: a lock, and being off the CPU.
+        # One survey can add two waits of each thread: for a lock, and off the CPU.
         waits = 2 * self._collector.capacities["threads"]
         at_once = max(2 * self._collector.largest, HELD_BACK_ROWS, waits)
         self.contention = ContentionTables(self._processes.thread_comm, MOST_ROWS + at_once)
@@ -203,11 +203,11 @@ class Sampler:
             manifest.constants["OF_PROCESS"],
         )
         self._has_many_rows = self._only_drains = False
-        """Whether so many rows are not folded that every tick folds some; and whether this tick folds none
-        because it has just drained many."""
+        """Whether there are so many unfolded rows that every tick folds some, and whether this tick folds
+        none because it has just drained many."""
         self._next_survey = self._next_housekeeping = self._next_save = 0.0
         self._surveyed = -inf
-        """When a whole survey was last made, by the monotonic clock in seconds."""
+        """When a whole survey (see _survey()) was last made, by the monotonic clock in seconds."""
         self._surveyed_window = self._collector.control.number
         """The number of the window in which a survey was last made."""
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
@@ -256,8 +256,8 @@ class Sampler:
     def reload(self, settings: SamplerSettings) -> None:
         """Take other settings; `parked` and the bounds on series must be the same as before.
 
-        Rows that are drained already are counted by the settings before, except futex calls that wait for the
-        name of their lock.
+        Rows that are drained already are counted by the old settings, except futex calls that are held back
+        until their locks have names.
         """
         self.fold()
         self._limits = settings.limits
@@ -272,7 +272,7 @@ class Sampler:
         self.save()
 
     def follow_exporter(self, pid: int) -> None:
-        """Know the process of the exporter that runs from now on; 0 if none runs."""
+        """Note the process id of the exporter that runs from now on; 0 if none runs."""
         self.cpu_budget.exporter.follow(pid)
         self._collector.control.set_exporter(pid)
 
@@ -290,8 +290,10 @@ class Sampler:
         self._saved.is_draining = False
 
     def save(self, is_end: bool = False) -> None:
-        """Save the counts for the next start, and how far they go. With `is_end` nothing is counted
-        afterwards."""
+        """Save the counts for the next start, with the number of the first row that they do not contain.
+
+        `is_end` says that nothing is counted afterwards.
+        """
         self._next_save = inf
         self.own_cost.read()
         if not self._saved.has_file:
@@ -364,8 +366,8 @@ class Sampler:
     def _may_be_wanted(self, tgid: int) -> bool:
         """Whether a process may pass the filter.
 
-        True for a process that is gone, as only its events know its name, and for one that the filter left
-        out under the name before its last exec.
+        The process may have another name since its last exec, so before it is left out its name is read from
+        procfs again. True for a process that is gone, as only its events know its name.
         """
         if self._is_wanted(tgid):
             return True
@@ -395,7 +397,7 @@ class Sampler:
         return [*of_events, self._go_waits.series] if self._go_waits else of_events
 
     def tick(self) -> None:
-        """Drain what has been written, exchange names with the namer, and do what is due: fold, survey, save.
+        """Drain what programs have written, exchange names with the namer; fold, survey and save if due.
 
         Rows that are too many for one tick are folded over the next ticks.
         """
@@ -413,7 +415,7 @@ class Sampler:
             self._next_survey = now + self.cpu_budget.survey_seconds
         is_housekeeping_due = now >= self._next_housekeeping
         if is_housekeeping_due or (is_survey_due and self._may_find_news()):
-            # Housekeeping forgets ended processes, and ranks all series, also by waits that go on.
+            # Housekeeping needs the living processes, and ranks series also by waits that have not ended.
             self._survey(now, is_whole=is_housekeeping_due)
         elif time.monotonic_ns() >= self._deadlocks.next_check:
             threads, _ = self._collector.threads(self._thread_states.is_in_futex)
@@ -436,14 +438,14 @@ class Sampler:
         before = self._collector.unfolded_rows
         self.own_cost.ticks += self._collector.drain()
         self._folding.tick = self.own_cost.ticks
-        # Draining many rows is work enough for a tick, but not twice in a row: they have to be folded too.
+        # A tick that has drained many rows folds none, but the next tick does: the rows must not pile up.
         unfolded = self._collector.unfolded_rows
         drained = unfolded - before
         self._has_many_rows = unfolded > FOLDED_ROWS
         self._only_drains = not self._only_drains and drained > FOLDED_ROWS
 
     def _fold_due_rows(self, now: float) -> None:
-        """Fold some rows at once if there are many; fold few once a second, or later if none is urgent."""
+        """Fold some rows at once if there are many; fold all once a second, or later if none is urgent."""
         if self._has_many_rows:
             if not self._only_drains:
                 self._folding.fold_some()
@@ -516,7 +518,7 @@ class Sampler:
                 self._releases.give_back(later)
 
     def begin_settling(self) -> int:
-        """Have all that has happened so far counted soon; return the tick for which has_counted() tells."""
+        """Have all that has happened so far counted soon; return the tick to pass to has_counted()."""
         self._collector.end_window()
         return self.own_cost.ticks + WINDOWS
 
@@ -533,8 +535,8 @@ class Sampler:
     def _fold_for_exporter(self) -> None:
         """Fold all drained rows because the exporter asks.
 
-        Many rows have to be folded anyway. With few rows the cost is that of folding early, which the
-        exporter bears.
+        Many rows have to be folded anyway. Few rows could have been folded later, together with others, so
+        the CPU time counts as the exporter's.
         """
         is_extra = self._collector.unfolded_rows <= FEW_ROWS
         with self.cpu_budget.charge_exporter() if is_extra else contextlib.nullcontext():
@@ -548,9 +550,11 @@ class Sampler:
         self._deadlocks.note_refused(*refused, time.monotonic_ns())
 
     def _may_find_news(self) -> bool:
-        """Whether threads may wait for locks of which the last survey knew nothing, or wait in a known ring.
+        """Whether a survey is needed before the exporter asks for one.
 
-        Other waits need no survey now: they are read when somebody asks, and count in the maxima then.
+        It is if threads waited for locks at the last check for deadlocks, may have begun to since the last
+        survey, or if holds of kernel locks are measured. Other waits are read when the exporter asks, and
+        count in the maxima then.
         """
         return (
             self._deadlocks.has_waits
@@ -559,7 +563,7 @@ class Sampler:
         )
 
     def _survey_for_exporter(self) -> None:
-        """Read the ongoing waits because the exporter asks, unless that was done a moment ago."""
+        """Read the ongoing waits because the exporter asks, unless a whole survey was made just before."""
         now = time.monotonic()
         if now >= self._surveyed + self.cpu_budget.survey_seconds:
             self._survey(now, is_whole=True)
@@ -567,8 +571,8 @@ class Sampler:
     def _survey(self, now: float, is_whole: bool) -> None:
         """Read the ongoing waits, and look for deadlocks among those for locks.
 
-        If the survey is whole, all numbers of futex calls and waits off the CPU are brought up to date too.
-        Nobody needs those until the exporter asks.
+        If `is_whole`, the numbers of ongoing futex waits and waits off the CPU are brought up to date too.
+        Nobody needs these until the exporter asks.
         """
         self._surveyed_window = self._collector.control.number
         collector, clock = self._collector, time.monotonic_ns()
@@ -617,8 +621,9 @@ class Sampler:
             if places:
                 places.keep(alive)
         if self._user_locks and self._go_waits:
-            # Processes without advice stay too: a sampler that has just begun has no advice yet, but knows
-            # what they had waited before. Waits while the filter leaves a process out are not made up for.
+            # The last answers of processes without advice are kept too: a sampler that has just begun has no
+            # advice yet, but has the answers that the sampler before it saved. Waits in a process while the
+            # filter leaves it out are not counted later.
             self._go_waits.forget_ended(
                 {tgid for tgid, (_, is_wanted) in zip(alive, identified, strict=True) if is_wanted}
             )
@@ -632,7 +637,7 @@ class Sampler:
             self._next_save = now  # the map has lost these holds, so that only saved counts keep them
 
     def metrics(self) -> bytes:
-        """The block behind /metrics."""
+        """Return the block of which the exporter makes /metrics."""
         self._fold_for_exporter()
         with self.cpu_budget.charge_exporter():
             self._survey_for_exporter()
@@ -661,7 +666,7 @@ class Sampler:
         self._resolver.close()
 
     def details(self) -> bytes:
-        """The block behind /api/v1."""
+        """Return the block of which the exporter makes the tables of /api/v1."""
         self._fold_for_exporter()
         with self.cpu_budget.charge_exporter():
             self._survey_for_exporter()
@@ -673,7 +678,7 @@ class Sampler:
             return messages.pack({"tables": tables, "time": wall, "monotonic": now}, arrays)
 
     def wait_stacks(self) -> bytes:
-        """The block behind the profiles of waits off the CPU."""
+        """Return the block of which the exporter makes profiles of waits off the CPU."""
         self._fold_for_exporter()
         with self.cpu_budget.charge_exporter():
             self._survey_for_exporter()

@@ -41,33 +41,33 @@ UNKNOWN_STACK = ("[unknown]",)
 """The functions of a user stack that the namer could not read, as of a process that has ended."""
 REMEMBERED_SECONDS = 600.0
 """Seconds after which a stack is named anew: a JIT compiler may have put other code there, and modules of the
-kernel may have come and gone. If the namer rests, that waits: a stack keeps its functions as long as it is
-seen, and then for as many seconds more."""
+kernel may have come and gone. No namer is started for this: until one runs, the stack keeps its functions. It
+is forgotten if it is not seen for as many seconds more."""
 AGAIN_SECONDS = 60.0
 """Seconds from one question for the new functions of a stack to the next, if the first had no answer."""
 MOST_REMEMBERED = 20_000
-"""Stacks that are remembered at a time."""
+"""Most stacks that are remembered, of user space and of the kernel each."""
 FEW_NEW = 5
 """New stacks within a minute that neither start nor keep a namer. On a quiet host most of them are of
 commands that run for a moment, and are never seen again."""
 MOST_OF_PLACE = 64
-"""Stacks that are remembered for one process, program counter and list of Python functions. They are compared
-one by one."""
+"""Most stacks that are remembered for one process, program counter and list of Python functions. A capture is
+compared with them one by one."""
 MOST_BEGUN = 20_000
-"""Captured threads that are remembered until their waits end. If there are more, the oldest are dropped, and
-the samples of their waits are refused."""
+"""Most captured threads that are remembered until their waits end. If there are more, the oldest are dropped,
+and the samples of their waits are refused."""
 MOST_WAITING = 1024
-"""Samples that wait for the functions of their stacks. More are refused."""
+"""Most samples that are kept until the functions of their stacks are known. More are refused."""
 THREADS_AT_FIRST = 1000
 """The number of threads that are assumed to wait all the time, for the pace of the first samples."""
 WAITS_PER_SAMPLE, QUIET_PART = 30, 10
-"""The least number of waits for each capture: a quiet host has fewer captures, down to one in QUIET_PART of
-the usual number."""
+"""There is at most one capture for WAITS_PER_SAMPLE waits: a quiet host has fewer captures than configured,
+down to 1/QUIET_PART of that number."""
 
 
 @dataclass
 class NamedStack:
-    """A captured stack, whose functions may have to be found out."""
+    """A captured stack, whose functions may not be known yet."""
 
     asked: float
     """When the namer was asked, by the monotonic clock in seconds."""
@@ -79,7 +79,7 @@ class NamedStack:
     """Whether an interrupt made the wake-up, in the middle of what the captured thread was doing."""
 
     def is_ready(self, now: float) -> bool:
-        """Whether its functions are known, or will not be."""
+        """Whether its functions are known, or the namer has taken too long to name them."""
         is_known = self.user is not None and self.kernel is not None
         return is_known or now >= self.asked + ANSWER_SECONDS
 
@@ -90,20 +90,20 @@ class NamedStack:
 
 @dataclass(eq=False)
 class _Known:
-    """What is known until it is to be found out anew."""
+    """Something that the namer has found out, and that it is asked for again when it has expired."""
 
     expires: float
-    """When that is, by the monotonic clock in seconds."""
+    """When it expires, by the monotonic clock in seconds."""
 
     def is_due(self, now: float) -> bool:
-        """Whether to find it out anew now. If it is, and fails, there will be another try later."""
+        """Whether to ask for it again now. Then it next expires AGAIN_SECONDS later, if no answer comes."""
         if now < self.expires:
             return False
         self.expires = now + AGAIN_SECONDS
         return True
 
     def is_forgotten(self, now: float) -> bool:
-        """Whether nobody has wanted to know it for long."""
+        """Whether it has not been looked up for REMEMBERED_SECONDS since it expired."""
         return now >= self.expires + REMEMBERED_SECONDS
 
 
@@ -113,20 +113,24 @@ class _KernelStack(_Known):
 
 
 class Recognition(NamedTuple):
-    """How a stack in user space is recognised that was unwound once.
+    """How a user-space stack is recognised after it was unwound once.
 
     A thread is in the same stack if it will continue at the same address, and the same return addresses are
     at the same places above its stack pointer. Then each step of unwinding leads to the same caller.
     """
 
     returns: tuple[tuple[int, int], ...]
-    """Where each return address is, in words from the stack pointer, and the address."""
+    """The position of each return address, in 64-bit words from the stack pointer, and the address."""
     frames: tuple[int, ...]
     """Return addresses that the kernel found by frame pointers, if some of them are beyond what was captured
     of the stack; else empty."""
 
     def is_same(self, words: memoryview, frames: tuple[int, ...]) -> bool:
-        """Whether a captured stack, which has these words and return addresses, is the same one."""
+        """Whether a captured stack is the same one.
+
+        `words` are its 64-bit words from the stack pointer on, and `frames` are the return addresses that the
+        kernel found.
+        """
         size = len(words)
         has_returns = all(at < size and words[at] == address for at, address in self.returns)
         return has_returns and (not self.frames or self.frames == frames)
@@ -141,8 +145,8 @@ class _UserStack(_Known):
 def find_returns(words: memoryview, frames: tuple[int, ...], returns: tuple[int, ...]) -> Recognition | None:
     """Find out how a stack is recognised; None if not all of its return addresses are found.
 
-    `words` and `frames` are of its capture. `returns` are the addresses at which its functions will continue,
-    the innermost one first.
+    `words` and `frames` are those of its capture, as in Recognition.is_same(). `returns` are the addresses at
+    which its functions will continue, the innermost one first.
     """
     places: list[tuple[int, int]] = []
     at = -1
@@ -181,13 +185,13 @@ class _Question:
 class RememberedStacks:
     """Names captured stacks: those that are remembered at once, others by the namer.
 
-    A namer takes memory and processor time, so two kinds of questions neither start nor keep one. One is
-    about stacks that have been remembered for long: as a rule, the answer is the same. The other is about
-    stacks that are seen for the first time, if there are few of these.
+    A namer takes memory and processor time, so two kinds of questions neither start a namer nor keep one
+    running: those about stacks that have expired, as the answer is usually the same, and those about stacks
+    that are seen for the first time, if there are few of these.
     """
 
     def __init__(self, resolver: Resolver, cpythons: RuntimePlaces | None = None) -> None:
-        """`cpythons` is for what the namer says of processes with CPython."""
+        """`cpythons` takes what the namer finds out about processes with CPython."""
         self._resolver, self._cpythons = resolver, cpythons
         self._tokens = itertools.count(1)
         self._asked: dict[int, _Question] = {}
@@ -195,7 +199,7 @@ class RememberedStacks:
         self._user: dict[int, dict[_Place, list[_UserStack]]] = {}
         """Stacks in user space by process and place."""
         self._remembered = 0
-        """The number of them."""
+        """The number of stacks in `_user`."""
         self._kernel: dict[tuple[int, ...], _KernelStack] = {}
         """Stacks of the kernel by their return addresses; those that were named last come last."""
         self._interrupts: dict[int, _Known] = {}
@@ -209,7 +213,7 @@ class RememberedStacks:
         """Name a captured stack.
 
         `capture` is an array of one `struct capture`, whose `tid` is 0 if there is no user stack.
-        `kernel` are return addresses, and `python` the code objects of Python functions.
+        `kernel` are return addresses, and `python` the code objects of Python functions, innermost first.
         """
         if not self._interrupts.keys().isdisjoint(kernel):
             interrupted = NamedStack(now, (), (), is_interrupt=True)
@@ -217,7 +221,7 @@ class RememberedStacks:
             if due:
                 self._ask(_Question(interrupted, tgid, None, (), kernel, None), is_needed=False)
             return interrupted
-        # What is known is used at once, also if it is asked again.
+        # Known functions are used at once, even if the namer is asked for them again.
         in_kernel = self._kernel.get(kernel)
         known = self._recognise(tgid, capture, python) if capture["tid"][0] else None
         stack = NamedStack(now)
@@ -235,7 +239,7 @@ class RememberedStacks:
             place = (tgid, _program_counter(capture), python) if stack.user is None else None
             is_needed = not is_known and not self._is_rare((place, addresses), now)
             if not self._ask(question, is_needed):
-                stack.asked -= ANSWER_SECONDS  # it will not be known
+                stack.asked -= ANSWER_SECONDS  # is_ready(): no answer will come
         return stack
 
     def _ask(self, question: _Question, is_needed: bool) -> bool:
@@ -264,11 +268,11 @@ class RememberedStacks:
             return None
         words = memoryview(capture["stack"][0].tobytes()[: int(capture["bytes"][0])]).cast("Q")
         frames = tuple(filter(None, capture["frames"][0].tolist()))
-        # If there are several, the last one was named last.
+        # If several match, the one that was named last counts.
         return next((one for one in reversed(stacks) if one.recognition.is_same(words, frames)), None)
 
     def note_answer(self, answer: StackAnswer, now: float) -> None:
-        """Note the functions of a stack, if they are still waited for."""
+        """Note the functions of a stack, unless its question was forgotten."""
         question = self._asked.pop(answer.token, None)
         if question is None:
             return
@@ -279,7 +283,7 @@ class RememberedStacks:
             stack.kernel, stack.is_interrupt = answer.kernel, bool(answer.interrupts)
         if stack.user is None:
             stack.user = answer.user or UNKNOWN_STACK
-        # An answer without functions tells nothing of what is known: the namer had no time, or died.
+        # An answer without functions changes nothing that is remembered: the namer had no time, or died.
         if question.kernel and answer.kernel:
             self._remember_kernel(question.kernel, answer, now)
         if question.capture and answer.user and not answer.interrupts:
@@ -389,8 +393,9 @@ class WaitSamples(SampleCounts):
     """Reads `ring`, whose records have the layout `record`, and has their stacks named.
 
     `enums` and `constants` are those of the manifest. `refused` counts samples for which the ring had no
-    room. `cpythons` is for what the namer says of processes with CPython; None if the programs do not look
-    into these. `identify` is Identities.identify_thread(), and `comm` returns the comm of a process.
+    room. `cpythons` takes what the namer finds out about processes with CPython; None if the programs do not
+    read Python functions. `identify` is Identities.identify_thread(), and `comm(tgid)` returns the comm of a
+    process.
     """
 
     def __init__(
@@ -427,7 +432,8 @@ class WaitSamples(SampleCounts):
     def read(self, now: float, tick: int, waits: int) -> None:
         """Read new samples in the tick of that number, and ask for the functions of their stacks.
 
-        `waits` is how many waits there have been so far. Makes no system call if there are no samples.
+        `waits` is the number of waits off the CPU that were counted so far. Makes no system call if there are
+        no samples.
         """
         captures = 0
         for record in self._reader.records():
@@ -498,15 +504,16 @@ class WaitSamples(SampleCounts):
         return all(one.tick > tick for one in self._waiting)
 
     def take(self, now: float) -> list[WaitSample]:
-        """Return the samples whose functions are known, or will not be."""
+        """Return the samples whose functions are known, or were asked for ANSWER_SECONDS ago."""
         ready = [one.sample() for one in self._waiting if one.is_ready(now)]
         self._waiting = [one for one in self._waiting if not one.is_ready(now)]
         return ready
 
     def forget_ended_waits(self, threads: Entries) -> None:
-        """Forget captured waits that have ended without a sample. `threads` has all threads that there are.
+        """Forget captured waits that have ended without a sample. `threads` are those of Collector.threads().
 
-        A sample may still be on its way. So a wait is forgotten when two looks in a row have not found it.
+        The sample may be in the ring and not read yet. So a wait is forgotten when two calls in a row have
+        not found it.
         """
         if not self._begun:
             return

@@ -1,8 +1,9 @@
 """Bottlenecks: the code that makes threads wait for locks in the end, and what it does meanwhile.
 
-A thread that holds a lock may wait for another lock itself. What others wait for the first lock is then
-passed on to the holders of the second one, in proportion to what they make threads wait, and so on. A chain
-of locks ends at code that runs, has no CPU, or is off the CPU for a reason of its own.
+A thread that holds a lock may wait for another lock itself. The time for which others wait for the first lock
+is then passed on to the holders of the second one. It is divided in proportion to the times for which these
+make threads wait, and so on. A chain of locks ends at code that runs, has no CPU, or is off the CPU for a
+reason other than a lock.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ of the number the first locks of each process."""
 LEAST_SHARE = 0.01
 """The smallest share of a lock's time that is passed on. Less stays where it is, with the cause LOCK."""
 MOST_STEPS = 20_000
-"""How often time is passed on to another lock in one answer, at most. Where locks would make for more, chains
-are shorter."""
+"""Most times that time is passed on to another lock in one answer. When that number is reached, chains end
+where they are."""
 SHOWN = 500
 """Most rows of the table: those with the most time, and for half of the number the first rows of each
 process."""
@@ -92,9 +93,9 @@ class LockGraph:
             self._row_of.setdefault(NextLock(tgid, int(locks["address"][row])), row)
 
     def ends(self, row: int, before: Chain = (), share: float = 1.0) -> Iterator[tuple[Chain, str, float]]:
-        """Return the ends of the chains that begin with `before` and go on with the lock in `row`.
+        """Yield (chain, cause, part) for each chain that begins with `before` and goes on with lock `row`.
 
-        Each has its cause and its part of `share`.
+        The cause is what the last holder of the chain did. The parts add up to `share`.
         """
         holders = self.holders[row]
         passed = {row, *(link.row for link in before)}
@@ -124,7 +125,7 @@ def _fair_part(ordered: Sequence[Item], processes: Sequence[Name], most: int) ->
 
 
 def find_bottlenecks(locks: Table) -> list[Bottleneck]:
-    """Return the ends of all chains, those with the most time first; `locks` is the table of locks."""
+    """Return the ends of all chains, those with the most time first. `locks` is the table of locks."""
     graph = LockGraph(locks)
     found: dict[tuple[Name, Link, str], Bottleneck] = {}
     for row in graph.rows:

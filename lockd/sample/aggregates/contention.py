@@ -34,9 +34,9 @@ RECENT = 60.0
 SHOWN = 1000
 """Rows that one table of an answer to /api/v1 has at most."""
 SHOWN_BY_PROCESS = 500
-"""Rows of a table that go to processes by turns, FLOOR to each, before others go to the longest waits."""
+"""Most rows of a table that go to processes by turns, up to ranking.FLOOR to each, before all others."""
 SHOWN_IDLE = 250
-"""Rows, out of SHOWN, that are kept for what is no contention: threads that wait for work, or off the CPU."""
+"""Rows, out of SHOWN, that are kept for waits that are no contention: for work, or off the CPU."""
 SHOWN_UNCONTENDED = 250
 """Rows, out of SHOWN, that are kept for locks that were held and not waited for."""
 
@@ -90,7 +90,7 @@ class ContentionTables:
                 "lock": object,
                 "site": object,
                 "stack": object,
-                "sites": object,  # Counter of sites; that of the table of user-space locks
+                "sites": object,  # Counter of sites, the same object as in UserLocks
                 "holders": object,  # HoldersOfLock: the code that held it, as sampled; 0 or None without
                 "series_code": np.uint64,  # hash of the label set, 0 as long as it has no name
             },
@@ -124,7 +124,7 @@ class ContentionTables:
     def add_waits(
         self, table: Table, rows: Rows, blocked_ns: Columns, count: Columns, max_ns: Columns
     ) -> None:
-        """Add waits to rows of one of the tables, which may repeat; waits with a row below 0 are left out."""
+        """Add waits to `rows` of `table`. A row may occur several times; waits with row -1 are left out."""
         is_known = rows >= 0
         groups = Groups(rows[is_known])
         table["blocked_ns"][groups.rows] += groups.float_sum(blocked_ns[is_known])
@@ -156,7 +156,7 @@ class ContentionTables:
         return np.bincount(self.recent_waits(now)[0], minlength=len(self.locks.used))
 
     def clear_waiting(self, program: str) -> None:
-        """Forget which of a program's waits have not ended, before those of another moment are noted."""
+        """Forget which of a program's waits have not ended, before those of a new survey are noted."""
         number = PROGRAMS.index(program)
         is_program = self.threads["program"] == number
         self.threads["waiting_ns"][is_program] = 0
@@ -245,12 +245,13 @@ class ContentionTables:
             first = _top_rows(locks, SHOWN - SHOWN_UNCONTENDED)
             rows = _top_rows(locks, SHOWN - len(self._choose_holds(self.holds, first).uncontended))
             holds = self._choose_holds(self.holds, rows)  # these rows may come in another order
-        # The key is for profiles of some seconds. It is no column of the table, as /api/v1 does not show it.
+        # By the key the exporter finds a lock again in a later answer, for a profile of some seconds. It is
+        # no column of the table, as /api/v1 does not show it.
         arrays["locks.key"] = locks["key"][rows].view(np.int64)
         arrays["locks.holder_tid"] = self._holders(rows, holders)
         arrays["locks.threads"] = self.count_threads(now)[rows].astype(np.int64)
         table = {
-            "is_cut": len(rows) < len(locks),  # for profiles of some seconds as well
+            "is_cut": len(rows) < len(locks),  # for profiles of some seconds, too
             "text": {
                 **_label_columns(locks, rows),
                 "lock": [str(name or "") for name in locks["lock"][rows]],
@@ -306,17 +307,17 @@ def lock_key(program: str, tgids: Columns, addresses: Columns, *rest: Columns) -
 
 
 def _top_rows(table: Table, most: int) -> Rows:
-    """Return the rows that are shown: those that are stuck in contention first, then by blocked time.
+    """Return at most `most` rows to show: those with ongoing contention first, then by blocked time.
 
-    Contention comes before everything else: threads that wait for work, as those of a pool do, wait much
-    longer. The best rows of each process are among them, so that whoever asks for one process or unit finds
-    it on a busy host as well.
+    Rows of contention are chosen before all others, because threads that wait for work, as in a pool, wait
+    much longer. The first rows of each process are among the rows, so that a query for one process or unit
+    finds it on a busy host as well.
     """
     live = np.flatnonzero(table.used)
     weight = table["blocked_ns"][live] + table["waiting_ns"][live]
     is_contention = np.isin(table["kind"][live].astype(str), NOT_CONTENTION, invert=True)
     is_contention &= table["program"][live] != OFFCPU
-    # What is stuck now must not be cut off by what waited much before.
+    # Threads that wait now must not be left out because others waited for longer before.
     is_stuck = is_contention & (table["waiting_ns"][live] > 0)
     chosen = np.arange(len(live))
     if len(live) > most:

@@ -18,7 +18,7 @@ from lockd.columns.structs import Columns
 MOST = 4096
 """Most pairs of lock and thread that are remembered. Further acquisitions count when the lock is released."""
 FORGET_AFTER = 600.0
-"""Seconds after which a lock is forgotten that is not held and whose release was not counted by name."""
+"""Seconds after which a lock is forgotten that is not held, if no release by its thread was counted."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class EarlyCounts:
     def find_uncounted(
         self, locks: Columns, tids: Columns, since: Columns, now: float
     ) -> npt.NDArray[np.bool_]:
-        """Return which of the locks that are held at this moment are to be counted now, and passed to add().
+        """Return which of these locks, which are held now, are to be counted now and passed to add().
 
         `since` is when each lock was asked for (monotonic clock in ns). No more than MOST are remembered.
         """
@@ -86,7 +86,10 @@ class EarlyCounts:
             early.since, early.seen = asked, self._now
 
     def subtract(self, locks: Columns, tids: Columns, counted: npt.NDArray[np.int64]) -> None:
-        """Subtract from `counted`, the programs' acquisitions by lock and thread, those counted early."""
+        """Subtract the acquisitions that were counted early from `counted`, in place.
+
+        `counted` has the acquisitions that the programs counted, by lock and thread.
+        """
         if not self._by_key:
             return
         early = np.array(list(self._by_key), np.uint64)

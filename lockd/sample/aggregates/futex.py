@@ -43,7 +43,7 @@ class FutexAggregates:
         self._user_locks = user_locks
         windows = dict(limits.windows)
         self.calls = FutexCalls(manifest, limits, budget) if manifest.counts_futex_calls else None
-        # Waits whether they blocked or not: there is neither column nor line for them if nobody counts them.
+        # All waits, blocked or not. Only mode `calls` counts them; else they have no column and no lines.
         waits = {"waits": "lockd_futex_waits_total"} if self.calls else {}
         self.by_kind = Series(
             "futex",
@@ -206,7 +206,7 @@ class FutexAggregates:
         self._user_locks.ask_lasting(tids, *described, now)
 
     def note_waiting(self, waiting: OngoingWaits, now: float) -> None:
-        """Replace what is known of the calls that are blocked."""
+        """Replace what is known of the calls that are blocked by `waiting`."""
         for series in (self.by_kind, self.locks.series):
             series.clear_waiting()
         if waiting.has_detail or not len(waiting):  # else the table shows the last waits that are known

@@ -13,7 +13,7 @@ from lockd.sample.series.limits import LineBudget
 from lockd.sample.series.series import Series
 
 ASKED_AT_ONCE = 500
-"""Processes that are asked for at a time. If there are more, the others are asked for when these end."""
+"""Most processes of one question. If there are more, the others are asked for when these have ended."""
 WAITED = "lockd_go_mutex_wait_seconds_total"
 
 
@@ -50,7 +50,7 @@ class GoMutexWaits:
             row = self.series.row(self._name(tgid), now)
             more = max(0, waited - self._last_ns.get(tgid, waited))
             total = self.series["waited_ns"][row : row + 1]
-            # A process can claim any waited time, in every answer.
+            # The time is read from a process, which can write any number there: so the total has a bound.
             total[0] = divmod(min(wide_sums.to_ints(total)[0] + more, MOST), UNIT)
             self._last_ns[tgid] = waited
 

@@ -18,7 +18,7 @@ from lockd.sample.aggregates.ongoing import OngoingWaits
 from lockd.sample.series.label_hash import hash_labels
 
 ASKED_AT_ONCE = 100
-"""Lock names that are asked for in a second."""
+"""Lock names that are asked for after one survey, which is once a second."""
 SHOWN = 1000
 """The largest number of locks that get names and are shown: those that were held longest."""
 
@@ -133,7 +133,8 @@ class HoldTable:
     def set_name(self, answer: LockAnswer) -> None:
         """Give the lock of an answer its name, unless the lock has left the table.
 
-        A provisional answer has no name: the namer was lost with the question, which will be asked again.
+        A provisional answer has no name, because the namer ended before it answered. The question will be
+        asked again.
         """
         row = int(self._table.find(np.array([answer.key], np.uint64))[0])
         if row >= 0 and answer.is_provisional:
@@ -165,7 +166,7 @@ class ShownHolds:
         self._contended = contended
         """Row of the holds of each contended lock; -1 where there is none."""
         self.uncontended = uncontended
-        """Rows of locks that were not waited for, or less than others."""
+        """Rows of other locks: nobody waited for them, or only for so short that they are not among those."""
 
     def add_to(self, locks: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Add columns to the table `locks`, whose numbers are in `arrays`, and rows at its end."""

@@ -61,7 +61,7 @@ class ProcessNames:
 
 
 def _has_only_id(who: Any) -> Any:
-    """Whether each `struct who` has no name: another thread than the counted one ran the program."""
+    """Whether each `struct who` has only a process id: another thread than its own ran the program."""
     return (who["cgroup"] == 0) & (who["comm"] == b"")
 
 
@@ -98,9 +98,9 @@ class Identities:
         """Forget the identities of processes that are not in `alive` and had no entry since the last call.
 
         Process ids are used again. Where controllers are those of cgroup v1, the next process with the id can
-        have an equal `struct who` and be in another unit. Entries of a process that has just ended may still
-        come, when procfs can tell its unit no more. The numbers of what is forgotten are not used again, so
-        that arrays which refer to them stay right.
+        have an equal `struct who` and be in another unit. Identities with recent entries are kept, because
+        more entries of a process that has just ended may come, and procfs no longer shows its unit. Numbers
+        of forgotten identities are not used again, so that arrays which refer to them stay right.
         """
         is_kept = self._is_recent[: self._count].copy()
         is_kept |= np.isin(self._tgids[: self._count], np.fromiter(alive, np.int64, len(alive)))
@@ -134,7 +134,7 @@ class Identities:
         return self.names[number], bool(self.is_wanted[number])
 
     def _keys_by_name(self, tgids: npt.NDArray[Any]) -> Hashes:
-        """Return a key for each process that changes with its name: no event tells of a new name here."""
+        """Return a key for each process from its id and present name: its entries do not show a new name."""
         processes, which = np.unique(tgids, return_inverse=True)
         codes = [hash_labels(self._processes.name(int(tgid))) for tgid in processes]
         return mix(tgids, np.array(codes, np.uint64)[which])

@@ -26,12 +26,12 @@ from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
 TYPES_HELD = 4
-"""How many lock types have holds: mutexes, rwsems by readers and by writers, semaphores. No other release is
-seen."""
+"""How many lock types have holds: mutexes, rwsems by readers and by writers, semaphores. The programs see no
+release of another type."""
 OWNED = ("mutex", "rwsem_read", "rwsem_write")
-"""Lock types that only the thread that took the lock releases, with a few exceptions that do not last."""
+"""Lock types that only the thread that took the lock releases. In the few exceptions a hold is short."""
 ABANDONED_NS = 60_000_000_000
-"""Nanoseconds after which a lock that is held by a thread that is gone will not be released."""
+"""Nanoseconds of a hold after which it counts as abandoned if its thread is gone."""
 CHECKED_AT_ONCE = 1000
 """Threads that are looked for in procfs in one go. Each takes some 15 us."""
 
@@ -60,7 +60,8 @@ class KernelHoldAggregates:
         self._table = contention.holds = HoldTable(resolver, self._types, contention.locks.capacity)
         self.early = EarlyCounts()
         self._old: tuple[Columns, Columns, Columns, Columns] | None = None
-        """Locks held for ABANDONED_NS at the last moment: keys, process, since when, number of holds."""
+        """Locks that were held for ABANDONED_NS at the last survey, as columns: keys, process ids, since when
+        (monotonic clock in ns), numbers of holds."""
 
     def fold(self, window: Window, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""
@@ -88,7 +89,7 @@ class KernelHoldAggregates:
     def note_ongoing(self, moment: Moment) -> None:
         """Replace what is known of the locks that are held."""
         if moment.kernel_waits and moment.kernel_holding:
-            clock = time.monotonic_ns()  # no lock in the table was taken later
+            clock = time.monotonic_ns()  # later than all times in the table
             self.note_holding(*moment.kernel_holding, moment.kernel_waits[0], moment.identities, clock)
 
     def note_holding(
@@ -129,7 +130,7 @@ class KernelHoldAggregates:
         self._old = structs.take(keys, old), holding["tgid"][old], first[old], (depth + is_asked)[old]
 
     def _count_early(self, locks: OngoingWaits, clock: int, now: float) -> None:
-        """Count the acquisitions of locks that the programs will count when they are released."""
+        """Count acquisitions that the programs will count only when the locks are released."""
         types = locks.kinds
         rows = self.by_type.rows(
             mix(locks.codes, types),

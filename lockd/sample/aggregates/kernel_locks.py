@@ -27,11 +27,11 @@ from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
 NAMELESS_SECONDS = 5.0
-"""Seconds after which a release whose lock has no name counts as `other`: no wait for it was counted."""
+"""Seconds after which a release counts as `other` if its lock has no name, as no wait for it was counted."""
 ENDLESS_NS = 60_000_000_000
-"""Nanoseconds after which a thread that waits is checked for whether it is still there."""
+"""Nanoseconds of a wait after which find_ended() checks whether its thread still exists."""
 CHECKED_AT_ONCE = 1000
-"""Threads that are checked at a time, those first that have waited longest."""
+"""Most threads that are checked at a time: those that have waited longest."""
 
 
 class KernelLockAggregates:
@@ -120,7 +120,7 @@ class KernelLockAggregates:
         contention.add_waits(contention.threads, threads, *numbers)
         contention.add_waits(locks, lock_rows, *numbers)
         contention.note_lock_threads(lock_rows, threads, keys["tid"], now)
-        self.sites.find_names(self._resolver, now)  # first, so that what is known by name is counted under it
+        self.sites.find_names(self._resolver, now)  # before add(), so that known names are used
         self.sites.add(lock_rows, values["waits"], values["wait_ns"], values["max_wait_ns"], now)
 
     def add_releases(self, releases: Sequence[Release], now: float) -> list[Release]:
@@ -145,8 +145,9 @@ class KernelLockAggregates:
     def note_ongoing(self, moment: Moment) -> None:
         """Replace what is known of the waits that have not ended.
 
-        Spins count when they have ended. They take microseconds, but an entry whose end no program saw stays
-        for seconds (LONGEST_SPIN_NS): the end of a spin in an interrupt that came in another program.
+        Spins are left out, as they take microseconds, and count when they have ended. An entry of a spin that
+        is older was left behind: the spin was in an interrupt that came while another program ran, so that
+        the kernel skipped the program for its end. Such an entry stays for LONGEST_SPIN_NS.
         """
         if not moment.kernel_waits:
             return
@@ -167,8 +168,9 @@ class KernelLockAggregates:
     def find_ended(self, processes: Processes) -> Columns | None:
         """Return the keys of long waits whose threads are gone, None if there are none.
 
-        The program for the end of such a wait was skipped, as its CPU was in another program: the kernel
-        counts that (reason `recursion`). Nothing else would ever remove the wait from the programs' table.
+        The kernel skipped the program for the end of such a wait, because another program was running on that
+        CPU, and counted that (reason `recursion` of lockd_dropped_events_total). Nothing else would ever
+        remove the wait from the programs' table.
         """
         if self._endless is None:
             return None
@@ -198,10 +200,10 @@ class KernelLockAggregates:
             self._note_lasting(waiting, threads, now)
 
     def _note_lasting(self, waiting: OngoingWaits, threads: Rows, now: float) -> None:
-        """Note which locks threads have waited for since LASTING_NS or longer.
+        """Note for which locks threads have waited for LASTING_NS or longer.
 
-        `threads` are the rows of the threads. The place at which a thread waits is known when its wait has
-        ended. Until then the lock has a row without a site.
+        `threads` are the rows of the threads in the table of threads. The site of a wait is known when the
+        wait has ended. Until then the lock has a row without a site.
         """
         lasting = np.flatnonzero(waiting.waited_ns >= LASTING_NS)
         if not len(lasting):
@@ -220,7 +222,7 @@ class KernelLockAggregates:
         locks["waiting"][groups.rows] = groups.sum(np.ones(len(rows)))
         locks["waiting_ns"][groups.rows] = groups.max(waiting.waited_ns[lasting])
         self._contention.note_lock_threads(rows, threads[lasting], waiting.tids[lasting], now)
-        # The namer could name only static locks here. Earlier waits may have given the names of others.
+        # Without a stack the namer can name static locks only. Earlier waits may have given others a name.
         new = np.flatnonzero(~locks["is_asked"][rows])[:ASKED_AT_ONCE]
         known = self.sites.rows_of_most_waited(addresses[new], types[new], processes.take(new))
         for row, other in zip(rows[new].tolist(), known.tolist(), strict=True):

@@ -103,7 +103,7 @@ def _add(series: Series, waits: Sequence[tuple[tuple[str, ...], int]], now: floa
 MOST_HOLDERS = 8
 """The most holders of one lock that are counted by themselves. All others are counted as OTHER."""
 MOST_REMEMBERED = 32
-"""The most holders of one lock that have a merit: the time for which they made threads wait of late. Those
+"""The most holders of one lock that have a merit: the time for which they recently made threads wait. Those
 that are counted by themselves are included."""
 HALF_LIFE = 600.0
 """Seconds after which waited time counts half in the merit of a holder. Holders are shown with all their
@@ -162,15 +162,15 @@ class Part(NamedTuple):
 class HoldersOfLock:
     """The holders of one lock, by the site of their code.
 
-    A holder takes the place of another one if of late it made threads wait for STAYS times as long. It begins
-    at zero: what it had before stays in OTHER, and what the other one had is moved there.
+    A holder takes the place of another one if its merit is STAYS times as large. It begins at zero: its time
+    until then stays in OTHER, and the time of the other one is moved there.
     """
 
     def __init__(self) -> None:
         self._by_site: dict[str, Held] = {}
         self._others = Held()
         self._merits: dict[str, float] = {}
-        """For how long each holder made threads wait of late, in nanoseconds; halved every HALF_LIFE."""
+        """The merits, by site: for how long each holder made threads wait, in ns, halved every HALF_LIFE."""
         self._decayed_at = 0.0
         """When the merits were last decayed (monotonic clock in seconds)."""
 
@@ -187,8 +187,9 @@ class HoldersOfLock:
     def _add_merit(self, release: Release) -> None:
         """Count a sample in the merits.
 
-        If too many are remembered, a new holder goes on with the least merit of those without a place, as in
-        the algorithm Space-Saving. Otherwise holders that come by turns would forget each other for ever.
+        When MOST_REMEMBERED holders have merits, a new one replaces the one with the least merit that has no
+        place in `_by_site`, and adds to this merit, as in the algorithm Space-Saving. If it began at zero,
+        holders that take turns would replace each other for ever, and none would earn a place.
         """
         merits, site = self._merits, release.holder
         elapsed = max(release.taken - self._decayed_at, 0.0)
@@ -201,7 +202,7 @@ class HoldersOfLock:
         merits[site] = merits.get(site, 0.0) + release.weight_ns
 
     def _give_place(self, site: str) -> None:
-        """Count a holder by itself from now on, if there is room or the one of least merit has to make room.
+        """Count a holder by itself from now on, if there is room or the holder of least merit makes room.
 
         The holder of least merit makes room if the merit of the new one is STAYS times as large or larger.
         """
@@ -222,7 +223,7 @@ class HoldersOfLock:
         return {**self._by_site, **({OTHER: self._others} if self._others.samples else {})}
 
     def parts(self) -> Iterator[Part]:
-        """The parts of `waited_ns`."""
+        """Yield the parts of `waited_ns`, by holder, cause and next lock."""
         for site, held in self._all.items():
             for cause, waited_ns in held.causes.items():
                 if cause == LOCK:

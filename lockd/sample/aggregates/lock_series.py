@@ -21,7 +21,7 @@ from lockd.sample.series.ranking import MEMORY_NS
 from lockd.sample.series.series import OTHER, Series
 
 ASKED_AT_ONCE = 100
-"""Lock names that are asked for after one fold. Each takes the namer some 100 us."""
+"""Most lock names that are asked for after one fold. Each takes the namer some 100 us."""
 WORTH_A_NAMER_NS = 1_000_000
 """Nanoseconds that threads have to wait for a lock in all before a namer is started or kept for its name.
 
@@ -34,7 +34,7 @@ class LockSeries:
     """Joins one program's rows of the table of locks with the series in which they count.
 
     The labels of the series are unit, comm, kind, lock and, with `has_site`, site. A lock that has no name
-    yet counts as `other`: names are found off the sampling path.
+    yet counts as `other`: the namer finds names in a process of its own, and no count waits for it here.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class LockSeries:
     def rows_of_most_waited(self, addresses: Columns, kinds: Columns, processes: ProcessNames) -> Rows:
         """Return for each lock, and process that waits for it, its row in the table of locks.
 
-        Of several rows, for several sites, it is the one with the most blocked time; -1 if there is none, or
-        none of a wait that has ended.
+        If there are several rows, for several sites, it is the one with the most blocked time. It is -1 if no
+        row has a wait that has ended.
         """
         names = [processes[i] for i in range(len(addresses))]
         waited_for = list(zip(addresses.tolist(), kinds.tolist(), names, strict=True))
@@ -94,7 +94,7 @@ class LockSeries:
         return int(found[np.argmax(locks["blocked_ns"][found])]) if len(found) else -1
 
     def forget_unwaited(self) -> None:
-        """Drop the rows of locks for which no wait was counted and none goes on."""
+        """Drop the rows of locks for which no wait was counted and none is ongoing."""
         locks = self._contention.locks
         is_waited_for = (locks["count"] > 0) | (locks["waiting"] > 0)
         locks.drop(np.flatnonzero(locks.used & (locks["program"] == self._program) & ~is_waited_for))
@@ -108,7 +108,7 @@ class LockSeries:
         locks = self._contention.locks
         rows = np.flatnonzero(locks.used & (locks["program"] == self._program) & ~locks["is_asked"])
         waited_ns = locks["blocked_ns"][rows] + locks["waiting_ns"][rows]
-        if resolver.is_quiet:  # names that were not known in the fold before are not known in this one
+        if resolver.is_quiet:  # names that were not known in an earlier fold are not known now
             is_due = (waited_ns >= WORTH_A_NAMER_NS) | (locks["since"][rows] == now)
             rows, waited_ns = rows[is_due], waited_ns[is_due]
         if len(rows) > ASKED_AT_ONCE:
@@ -139,7 +139,8 @@ class LockSeries:
     def note_answer(self, answer: LockAnswer) -> bool:
         """Give the lock of an answer its name. Returns whether the table has it as a lock of this program.
 
-        A provisional answer is none: the namer was lost with the question, which is to be asked again.
+        A provisional answer has no name, because the namer ended before it answered. The question will be
+        asked again.
         """
         locks = self._contention.locks
         row = int(locks.find(np.array([answer.key], np.uint64))[0])
@@ -154,7 +155,7 @@ class LockSeries:
 
     def add(self, lock_rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float) -> None:
         """Count waits for the locks in these rows of the table of locks."""
-        # A single long wait must not count for more than many waits that are as long together.
+        # In the ranking no wait counts for more than MEMORY_NS, however long it was.
         weights = np.minimum(blocked_ns, count.astype(np.int64) * MEMORY_NS)
         rows = self.series.rows(*self._label_sets(lock_rows), weights, now)
         self._count(rows, count, blocked_ns, max_ns)
@@ -200,7 +201,7 @@ class LockSeries:
     def _label_codes(self, lock_rows: Rows) -> Hashes:
         locks = self._contention.locks
         codes = locks["series_code"][lock_rows]
-        # The hash of a name is never as small as the numbers of kinds.
+        # A lock without a name has its kind + 1 as code. No hash of a label set is so small.
         return np.where(codes == 0, locks["kind_number"][lock_rows].astype(np.uint64) + np.uint64(1), codes)
 
     def _labels(self, row: int) -> tuple[str, ...]:

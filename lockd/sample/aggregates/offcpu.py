@@ -29,7 +29,7 @@ UNKNOWN = "unknown"
 """The waker of a thread whose wake-up was not seen."""
 REASON_NAMES = list(REASONS)
 STATES = 256
-"""Values of a state: a reason and a state are packed into one number, reason * STATES + state."""
+"""More than there are states: a reason and a state are packed into one number, reason * STATES + state."""
 
 
 class OffcpuAggregates:
@@ -102,7 +102,7 @@ class OffcpuAggregates:
             self._contention.add_waits(self._contention.threads, threads, blocked_ns, count, max_ns)
 
     def _fold_wakers(self, blocked: Window, now: float) -> None:
-        # Wakers are told apart by comm: a process renames itself, and its id is used again.
+        # Wakers are counted by comm, not by id: processes rename themselves, and ids are used again.
         keys = blocked.keys
         is_unseen = (keys["waker"] == 0) & (keys["run_slot"] == self._no_slot)
         tgids, which = np.unique(np.where(is_unseen, -1, keys["waker"].astype(np.int64)), return_inverse=True)
@@ -121,7 +121,7 @@ class OffcpuAggregates:
         return UNKNOWN if tgid < 0 else self._processes.comm(tgid) if tgid else INTERRUPT
 
     def _reason_numbers(self, waits: Columns) -> npt.NDArray[np.int64]:
-        """Return the index in REASON_NAMES of each wait, from its columns nr, state, iowait and detail."""
+        """Return the index in REASON_NAMES for each wait, by its columns nr, state, iowait and detail."""
         packed = (
             (waits["nr"].astype(np.int64) + 32768) << 24
             | waits["state"].astype(np.int64) << 16
@@ -194,7 +194,7 @@ class OffcpuAggregates:
 
 
 def _add_histogram(series: Series, rows: Rows, slots: Columns, count: Columns, sum_ns: Columns) -> Groups:
-    """Add waits to rows of a series, which may repeat. Returns the waits by row."""
+    """Add waits to `rows` of a series, which may repeat. Returns `rows` as Groups."""
     groups = Groups(rows)
     wide_sums.add(series["sum_ns"], groups, sum_ns)
     add_slots(series, rows, slots, count)

@@ -44,7 +44,7 @@ class OngoingWaits:
     has_detail: bool
     """Whether the tables of threads and locks are written."""
     is_lower_bound: npt.NDArray[np.bool_]
-    """Whether the wait began before lockd, and the kernel does not tell when: it has lasted for longer."""
+    """Whether the wait began before lockd, at an unknown time: it has lasted longer than `waited_ns`."""
 
     def __len__(self) -> int:
         return len(self.tids)
@@ -63,7 +63,7 @@ def name_waits(
 ) -> OngoingWaits:  # fmt: skip
     """Return waits with the names of their processes, without those that the filter excludes.
 
-    `identify` is like Identities.identify_process().
+    The columns are those of OngoingWaits. `identify` is like Identities.identify_process().
     """
     tgids_once, which = np.unique(tgids, return_inverse=True)
     began = np.where(waited_ns >= LASTING_NS, time.monotonic_ns() - waited_ns, 0)

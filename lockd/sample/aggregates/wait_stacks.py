@@ -1,4 +1,4 @@
-"""Stacks of waits off the CPU: exact times by process and reason, and samples that tell of which stacks."""
+"""Stacks of waits off the CPU: exact times by process and reason, which samples divide among stacks."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.series import OTHER
 
 MOST_GROUPS = 5000
-"""Groups (unit, comm, reason) that are told apart."""
+"""Most groups (unit, comm, reason) that are counted by themselves."""
 KEPT_GROUPS = MOST_GROUPS * 3 // 4
-"""Groups that stay when there are more than MOST_GROUPS: those with the latest waits."""
+"""The number of groups that stay when there are more than MOST_GROUPS: those with the latest waits."""
 MOST_STACKS = 20_000
-"""Different stacks that are kept, with their wakers and the stacks of these. Half of them stay when there are
-more: those with the most weight."""
+"""Most combinations of a group, stack, waker and stack of the waker that are kept. If there are more, the
+half with the least weight counts as OTHER_STACKS."""
 MOST_SENT = 5000
-"""Stacks of one answer, besides OTHER_STACKS of each group."""
+"""Most such combinations in one answer, besides OTHER_STACKS of each group."""
 
 
 class CallStack(NamedTuple):
-    """The functions of a thread, those that were called last first."""
+    """The functions that a thread is in, innermost first."""
 
     user: tuple[str, ...]
     kernel: tuple[str, ...]
@@ -82,9 +82,8 @@ class WaitStacks:
     """The waits off the CPU since lockd started, in groups by unit, comm and reason.
 
     The times and counts of groups are exact. The samples of a group tell how its time is divided among
-    stacks. Both are bounded, and what has no room of its own is added up: the groups without waits for the
-    longest time count as (other, other, reason), and the stacks of least weight as OTHER_STACKS of their
-    group.
+    stacks. The numbers of groups and of stacks are bounded. The groups that have had no wait for the longest
+    time count as (other, other, reason), and the stacks of least weight as OTHER_STACKS of their group.
     """
 
     def __init__(self) -> None:
@@ -186,7 +185,7 @@ class WaitStacks:
         return sent
 
     def _rows(self, codes: Hashes, reasons: Columns, names: ProcessNames | Columns) -> Rows:
-        """The row of each group, which gets one if it has none."""
+        """Return the row of each group; a group without a row gets one."""
         self._calls += 1
         return self._groups.find_or_add(
             mix(codes, reasons),
@@ -200,7 +199,7 @@ class WaitStacks:
         self._groups["count"][of_rows.rows] += of_rows.sum(count)
 
     def _shared(self, stack: CallStack) -> CallStack:
-        """The stack that is equal to this one and was there first."""
+        """Return the stack of `_stacks` that is equal to this one, which is added if there is none."""
         known = self._stacks.get(stack)
         if known is None:
             share = self._functions.setdefault
