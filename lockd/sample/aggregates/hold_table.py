@@ -166,7 +166,7 @@ class ShownHolds:
         self._contended = contended
         """Row of the holds of each contended lock; -1 where there is none."""
         self.uncontended = uncontended
-        """Rows of other locks: nobody waited for them, or only for so short that they are not among those."""
+        """Rows of other locks: not waited for, or for less time than the contended locks that are shown."""
 
     def add_to(self, locks: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Add columns to the table `locks`, whose numbers are in `arrays`, and rows at its end."""

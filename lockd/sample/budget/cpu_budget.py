@@ -17,10 +17,10 @@ from lockd.sample.series.block import Block
 JUDGE_SECONDS = 1.0
 """Seconds between two measurements of what lockd takes."""
 RARE_SURVEY_SECONDS = 5.0
-"""At the last restraint level: seconds between two readings of ongoing waits, instead of one."""
+"""Seconds between two surveys of ongoing waits at the last restraint level, instead of 1."""
 RARE_TICK_PERIODS = 4
-"""At the last restraint level: periods from one tick to the next, as hardly any entries come in one
-period."""
+"""Periods from one tick to the next at the last restraint level, instead of 1: hardly any entries come in one
+period then."""
 
 
 class CpuBudget:
@@ -48,7 +48,7 @@ class CpuBudget:
             cpus,
         )
         self._judged_at = time.monotonic()
-        # The map of `control` outlasts a sampler: it may still have the level of one that has ended.
+        # The map `control` outlives a sampler: it may still have the level of the sampler before this one.
         self._apply_level()
 
     def judge_costs(self, now: float) -> None:
@@ -69,7 +69,7 @@ class CpuBudget:
 
     def _apply_level(self) -> None:
         level = self.restraint.level
-        self._control.restraint = level  # the programs learn of it with the next window
+        self._control.restraint = level  # the programs see it at once
         self._resolver.is_paused = level >= STACKS
 
     @contextlib.contextmanager
@@ -101,7 +101,7 @@ class CpuBudget:
 
     @property
     def description(self) -> str:
-        """What is left out, for people; empty if nothing is."""
+        """What lockd leaves out at present, as a text for people; empty at level 0."""
         level = self.restraint.level
         return f"restraint, step {level} of {len(STEPS) - 1}: {STEPS[level]}" if level else ""
 

@@ -3,20 +3,20 @@
 There are four restraint levels; each leaves out more than the one before (STEPS). The level goes up by one
 step only if that step makes cheaper what is too expensive:
 
-- Programs and sampler work with every event, and each step relieves them. The level goes up when they have
-  taken more than the budget for a second, and what they had saved before is used up.
-- The sampler is one thread. On a host with many processors it can never take more than the budget, and is too
-  slow all the same. So the level goes up, too, when it needs nearly a whole processor.
+- Programs and sampler work with every event, and each step saves work in both. The level goes up when they
+  have taken more than the budget for a second, and what they had saved before is used up.
+- The sampler is one thread. On a host with many processors this thread may be too slow although it takes less
+  than the budget. So the level goes up, too, when the sampler needs nearly a whole processor.
 - The namer works now and then, but then for seconds, for instance when a large program is new. Level 1 stops
-  the namer. It is taken for the namer's sake when the namer has used up what programs and sampler left it for
-  minutes.
+  the namer. So the level goes from 0 to 1 when the namer has used up its savings, which are what programs and
+  sampler left of the budget in the last minutes.
 - The exporter works for those who ask it. No step makes its work cheaper, and so its CPU time raises no
   level.
 
-At each step up, a part of the budget counts as saved, so that the step has time to take effect: the less
-lockd still exceeds its budget, the longer that lasts. The level goes down by one step when clearly less was
-taken for a while, or when savings are full. Whenever the level has to rise again soon after a step down, the
-next step down takes twice as long.
+At each step up, a few seconds of the budget count as saved, so that the step has time to take effect. The
+less lockd then exceeds its budget, the longer these savings last. The level goes down by one step when
+programs and sampler have taken clearly less than the budget for a while, or when their savings are full.
+Whenever the level has to rise again soon after a step down, the time before the next step down is doubled.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ STEPS = (
     'only totals are counted, as the process "other", and read less often',
 )
 SAVED_SECONDS = 30.0
-"""The most that programs and sampler can save, in seconds of the budget."""
+"""The most that programs and sampler can save, in seconds of the budget (see Savings)."""
 SAMPLER_SHARE = 0.75
-"""The share of one processor that the sampler may take. With more, ticks come late: each takes as long as it
-has rows, and the scheduler and the exporter need their time, too."""
+"""The share of one processor that the sampler may take. With more, ticks come late: each takes longer the
+more rows it has, and other threads need the processor, too."""
 SAMPLER_SECONDS = 5.0
 """The most that the sampler can save, in seconds of SAMPLER_SHARE. The sampler can never take more than a
 whole processor, and so needs 15 s to use these savings up."""
@@ -55,9 +55,9 @@ NAMER_RETURNS = 60.0
 NAMER_SHARE = 0.25
 """The share of the budget that the namer always has, even if programs and sampler leave it less."""
 CALM = 0.75
-"""The share of the budget below which clearly less than the budget is taken."""
+"""Less than this share of a limit counts as clearly less than the limit."""
 PATIENCE, MOST_PATIENCE = 5.0, 320.0
-"""Seconds of calm before a step down: at first, and at most."""
+"""Seconds of calm (less than CALM is taken) before a step down: at first, and at most."""
 LASTED = 60.0
 """Seconds after a step down in which a step up doubles the patience."""
 MESSAGE_ID = "b0b05d5db51d435fb6674d086e099d47"
@@ -65,13 +65,16 @@ MESSAGE_ID = "b0b05d5db51d435fb6674d086e099d47"
 
 
 class Savings:
-    """What is saved, in seconds of the budget: from 0 to `most`, which is also what there is at first."""
+    """CPU time that was not taken, from 0 to `most`, which is also the value at first.
+
+    The unit is a second of the budget: the CPU time that the budget allows in one second.
+    """
 
     def __init__(self, most: float) -> None:
         self.saved = self._most = most
 
     def add(self, seconds: float) -> None:
-        """Add what was left of the budget; a negative number is taken out."""
+        """Add what was not taken of the budget. A negative number is what was taken beyond it."""
         self.saved = min(max(self.saved + seconds, 0.0), self._most)
 
     @property
@@ -100,10 +103,10 @@ class Restraint:
         self._since_step = 0.0
         """Seconds since the last change of the level."""
         self._since_down = LASTED
-        """Seconds since the last step down, unless a step up has followed."""
+        """Seconds since the last step down; LASTED or more if programs or sampler caused a step up since."""
 
     def judge(self, spent: Spent, seconds: float) -> bool:
-        """Account for what was spent in the last `seconds`. Returns whether that changed the level."""
+        """Account for `spent`, the mean shares of the last `seconds`. Returns whether the level changed."""
         self.spent = spent
         self.seconds[self.level] += seconds
         if self.budget is None:

@@ -14,7 +14,7 @@ TIMED_SHARE = 0.1
 """The largest share of all periods that are timed: timing costs something, and one period a second is
 enough."""
 MEAN_SECONDS = 60.0
-"""Seconds over which the exported mean is taken of processes that work now and then."""
+"""The time constant, in seconds, of the exported means of processes that work now and then."""
 
 CpuSeconds = Callable[[], float]
 """Returns the CPU time of a process so far, in seconds. It never falls."""
@@ -87,7 +87,7 @@ class ProgramTimes:
 
 
 class RestartedProcess:
-    """CPU time of a process that is replaced when it ends, with all processes that it has replaced."""
+    """CPU time of a process that is started anew when it ends, the ended processes included."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -123,11 +123,11 @@ class Spending:
         self._programs, self._processes, self.cpus = programs, (sampler, namer, exporter), cpus
         self._last = self._seconds()
         self.mean = Spent()
-        """The result of the last measure(); for namer and exporter, who work now and then, the mean over a
-        minute."""
+        """The result of the last measure(). For namer and exporter, which work now and then, it is an
+        exponential mean over MEAN_SECONDS."""
 
     def measure(self, seconds: float) -> Spent:
-        """What was taken since the last call, which was `seconds` ago."""
+        """Return what was taken on average since the last call, which was `seconds` ago."""
         before, self._last = self._last, self._seconds()
         spent = Spent(
             self._programs.busy_cpus() / self.cpus,

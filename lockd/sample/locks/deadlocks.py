@@ -22,37 +22,37 @@ from lockd.sample.series.series import OTHER
 log = logging.getLogger(__name__)
 
 LASTING_NS = NS
-"""Nanoseconds for which the youngest wait of a ring must last. Calls that time out may end it before."""
+"""Nanoseconds for which a ring must last to be reported. Calls that time out may end it before that."""
 LOGGED_NS = 1_750_000_000
 """Nanoseconds after which a deadlock is logged whether or not its locks have names."""
 ASKED_AFTER_NS = 10_000_000
 """Nanoseconds for which a thread must wait for a lock before its holder is asked for."""
 MOST_ASKED = 500
-"""Locks whose holders are asked for at a time."""
+"""Most locks whose holders are asked for at a time."""
 MOST_NAMES = 100
-"""Processes with a count of their own of deadlocks; the rest count as `other`."""
+"""Most processes with a count of deadlocks of their own; the rest count as `other`."""
 MOST_SHOWN = 200
-"""Deadlocks in the table, the oldest: these stay in it while others come and go."""
+"""Most deadlocks in the table: the oldest, so that a shown one stays while others come and go."""
 MOST_LOGGED = 20
-"""Deadlocks that are logged in LOG_PERIOD_NS; then one line says how many were left out."""
+"""Most deadlocks that are logged in LOG_PERIOD_NS. Then one line says how many were left out."""
 LOG_PERIOD_NS = 60 * NS
 SHOWN_THREADS = 32
-"""Threads of one deadlock that are shown, in the log and in the table."""
+"""Most threads of one deadlock that are shown, in the log and in the table."""
 REFUSED_NS = 3 * NS
-"""The wait of a refused thread can have begun so many nanoseconds before the refusal was counted."""
+"""The wait of a refused thread began at most so many nanoseconds before the refusal was counted."""
 MOST_REFUSED = 1000
-"""Refused threads that are remembered."""
+"""Most refused threads that are remembered."""
 ID_BYTES = 8
 """Bytes of the identifier of a deadlock."""
 LOST_NS = 120 * NS
-"""Nanoseconds after which an answer about holders will not come any more."""
+"""Nanoseconds after which an answer about holders is taken to be lost."""
 SOON_NS = 500_000_000
-"""Nanoseconds from one check to a check that is wanted soon; else there is one check in a second."""
+"""Nanoseconds from one check to the next if check_soon() was called; else there is one check in a second."""
 NEVER = 1 << 62
 """A time in the far future (monotonic clock in ns)."""
 MOST_SAVED = 1000
-"""Reported deadlocks that are saved at most. All that exist are saved even if they are more; those that only
-earlier samplers have seen have the rest."""
+"""Most reported deadlocks that are saved. All that exist now are saved, even if they are more; the rest is
+for those that only earlier samplers have seen."""
 MESSAGE_ID = "6a1c0f3f4b6e4d0e9f0b7c9a52d1e8b4"
 """Message id of a deadlock in the journal: `journalctl MESSAGE_ID=...` lists them."""
 
@@ -91,7 +91,7 @@ class Deadlock:
 
 
 class _Held(NamedTuple):
-    """A lock as it was read."""
+    """What was read of a lock that threads wait for."""
 
     holder: int
     """The thread that held the lock; 0 if it is not known."""
@@ -115,8 +115,8 @@ class _Question:
     def covers(self, waits: Waits) -> bool:
         """Whether the answer to this question tells of all rings among these later waits.
 
-        A ring begins with the wait of its last thread. Before that, all its other threads were blocked and
-        held what they hold.
+        A ring is complete when its last thread begins to wait. Before that, its other threads were blocked
+        already and held what they hold.
         """
         return not self.left_out and self.waits.has_all_of(waits, self.clock - ASKED_AFTER_NS)
 
@@ -171,9 +171,9 @@ class Deadlocks:
         """Whether threads waited for locks when that was last looked at."""
         self._is_wanted_soon = False
         self._logged = self._left_out = 0
-        """The number of deadlocks that were logged in this LOG_PERIOD_NS, and of those that were left out."""
+        """How many deadlocks were logged in the current LOG_PERIOD_NS, and how many were left out."""
         self._log_period_ends = 0
-        """When this LOG_PERIOD_NS ends (monotonic clock in ns)."""
+        """When the current LOG_PERIOD_NS ends (monotonic clock in ns)."""
         self._next_report = NEVER
         """When a known deadlock is to be reported or logged (monotonic clock in ns)."""
         self._reported_before: dict[frozenset[tuple[int, int]], None] = {}
@@ -200,7 +200,7 @@ class Deadlocks:
         return min(self._next_report, self._checked + SOON_NS if self._is_wanted_soon else NEVER)
 
     def check_soon(self) -> None:
-        """Have the waits checked soon: some that looked different have turned out to be waits for locks."""
+        """Have the waits checked soon, because some of them have turned out to be waits for locks."""
         self._is_wanted_soon = True
 
     def note_refused(self, tids: Sequence[int], addresses: Sequence[int], clock: int) -> None:
@@ -277,7 +277,7 @@ class Deadlocks:
             self.take_holders(OwnersAnswer(self._token, ()))
 
     def _confirm(self, waits: Waits) -> None:
-        """Forget rings of which a thread has gone on, and keep suspected rings of which no thread has."""
+        """Forget rings of which a thread has left its call, and add suspected rings of which none has."""
         self._known = {key: known for key, known in self._known.items() if waits.has_all(known.threads)}
         for ring, locks in self._suspected:
             if not waits.has_all(ring):

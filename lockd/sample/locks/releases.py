@@ -39,7 +39,7 @@ RUNNING = "running"
 RUNQUEUE = "runqueue"
 """The cause of a wait if the holder was ready to run and had no CPU."""
 LOCK = "lock"
-"""The cause of a wait if the holder waited for another lock itself: also an off-CPU reason."""
+"""The cause of a wait if the holder waited for another lock itself. It is an off-CPU reason as well."""
 UNKNOWN_CAUSE = "unknown"
 """The cause of a wait if it is not known which thread held the lock, or if no thread released it."""
 WAIT_UNIT_NS = 1024
@@ -131,12 +131,12 @@ def _next_lock(absence: Any, tgid: int) -> NextLock | None:
 class SamplePace:
     """Adapts the waited time that one sample stands for, so that `per_second` samples are taken.
 
-    It changes once a second, and falls by half at most. When there are twice as many samples before the
-    second is over, it doubles at once. The weight of a sample is what this time was when it was taken, so
-    that sums are right however it changes.
+    This time, `wait_ns`, changes once a second, and falls by half at most. If more than twice the wanted
+    number of samples were taken before the second is over, it doubles at once. Each sample has the weight
+    that was in force when it was taken, so sums are right however the time changes.
 
-    It never falls below a second divided by `per_second`. Where threads wait for less than a second in each
-    second, there are fewer samples, and no namer is kept running for them on a quiet host.
+    It never falls below a second divided by `per_second`. Where all threads together wait for less than a
+    second in each second, there are fewer samples, and no namer is kept running for them on a quiet host.
     """
 
     def __init__(self, per_second: int, now: float) -> None:
@@ -176,7 +176,7 @@ class SampleCounts:
 
     @property
     def wait_ns(self) -> int:
-        """The waited time that a sample stands for at least, in nanoseconds."""
+        """The least waited time that a sample stands for at present, in nanoseconds."""
         return self._pace.wait_ns
 
     @property
@@ -197,7 +197,7 @@ class SampleCounts:
 
 
 class Releases(SampleCounts):
-    """Reads `ring`, and has the code of each release named.
+    """Reads `ring`, and has the namer find out which code made each release.
 
     `enums` and `constants` are those of the manifest. `refused` counts samples for which the ring had no
     room.
@@ -269,7 +269,7 @@ class Releases(SampleCounts):
         return all(release.tick > tick for release in self._waiting.values())
 
     def take(self, now: float) -> list[Release]:
-        """Return the releases whose holders are known, or will not be."""
+        """Return the releases whose holders are known, or were asked for ANSWER_SECONDS ago."""
         taken = []
         for token, release in list(self._waiting.items()):
             if not release.holder and now >= release.taken + ANSWER_SECONDS:

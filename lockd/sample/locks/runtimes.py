@@ -1,4 +1,7 @@
-"""Where runtimes of languages keep what the programs read of a process, as the namer finds it out."""
+"""Where language runtimes (HotSpot, CPython) keep in memory what the BPF programs read of a process.
+
+The namer finds these places out, and the sampler writes them to maps.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ CPYTHON = tuple(field.name for field in fields(CPythonPlaces))
 
 
 class RuntimePlaces:
-    """A map in which the programs find, by process, where a runtime keeps what they read."""
+    """A map from process ids to the places where a runtime keeps what the programs read."""
 
     def __init__(self, table: HashMap, members: Sequence[str]) -> None:
         """`members` are those of the struct that is the map's value, in the order of write()'s numbers."""
@@ -31,7 +34,7 @@ class RuntimePlaces:
         return self._written.get(tgid, ())
 
     def write(self, tgid: int, numbers: tuple[int, ...]) -> None:
-        """Write the numbers for a process. The kernel may have dropped what was written before."""
+        """Write the numbers for a process, known or not: the map is an LRU map, which may drop entries."""
         value = np.zeros(1, self._table.value)
         for name, number in zip(self._members, numbers, strict=True):
             value[name] = number

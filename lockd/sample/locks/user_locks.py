@@ -29,16 +29,16 @@ are known: a count is never moved to another series."""
 UNCAPTURED_SECONDS = 2.0
 """Seconds after which a lock that was not captured is named without a stack."""
 CAPTURES_AT_ONCE = 32
-"""Captured locks that are asked for in one tick. The namer answers for some hundreds in a second."""
+"""Most captured locks that are asked for in one tick. The namer answers for some hundreds in a second."""
 MOST_POSTPONED = 128
-"""Captures that wait for a later tick, each of some 4 KiB. A program that starts can begin with hundreds of
-locks, some of which threads wait for only once."""
+"""Most captures that wait for a later tick, each of some 4 KiB. A program that starts can begin with hundreds
+of locks, some of which threads wait for only once."""
 ASKED_AT_ONCE = 100
-"""Locks that were not captured and are asked for after one fold."""
+"""Most locks without a capture that are asked for after one fold."""
 LASTING_NS = 100_000_000
 """Nanoseconds after which the namer looks at a thread that waits for a lock in memory that is reused."""
 LASTING_AT_ONCE = 8
-"""The number of such threads that the namer looks at in a second. Each takes it some milliseconds."""
+"""Most such threads that the namer looks at after one survey. Each takes it some milliseconds."""
 PROVISIONAL_NS = 1_000_000_000
 """Nanoseconds after which a lock in reused memory is captured again if nothing certain was found about it."""
 AGAIN_SECONDS = 3600.0
@@ -88,8 +88,8 @@ class UserLocks:
         """`kinds` are the names of enum futex_kind. `is_wanted(tgid)` is whether to name the process's locks.
 
         `known_locks` is a map that the programs read, and they capture a lock again after
-        `captured_again_ns`. `hotspots` and `cpythons` are for what the namer says of processes; the latter is
-        None if the programs do not look into CPython.
+        `captured_again_ns`. `hotspots` and `cpythons` take what the namer finds out about processes; the
+        latter is None if the programs do not read the memory of CPython.
         """
         self._resolver = resolver
         self._known_locks = known_locks
@@ -121,7 +121,7 @@ class UserLocks:
                 "asked_at": np.float64,  # monotonic clock in seconds; 0: not asked for
                 "is_answered": np.bool_,
                 "is_provisional": np.bool_,  # the next answer may tell more
-                "is_reused": np.bool_,  # the memory soon is that of another lock
+                "is_reused": np.bool_,  # the memory will soon belong to another lock
                 "is_many": np.bool_,  # a Java class whose objects are counted one by one
                 "lock": object,
                 "site": object,
@@ -160,10 +160,11 @@ class UserLocks:
         self._resolver.watch(keys["tgid"].tolist())
 
     def _write_forgotten_kinds(self, rows: Rows) -> None:
-        """Tell the programs again what the namer found out about captured locks and their calls do not show.
+        """Tell the programs again what the namer found out about captured locks, where their calls differ.
 
-        The programs have forgotten it if the entry of the lock made room for another one, or was deleted by
-        _refuse(). A lock is also captured because its entry is old: then nothing changes.
+        The programs have forgotten it if the entry of the lock was dropped for another one (`known_locks` is
+        an LRU map) or deleted by _refuse(). A lock is also captured because its entry is old: then nothing
+        changes.
         """
         table = self._table
         is_special = table["is_many"][rows] | (table["kind"][rows] != table["guess"][rows])
@@ -232,7 +233,7 @@ class UserLocks:
     def _note_process(self, tgid: int, answer: LockAnswer) -> None:
         if answer.advice:
             self.advice[tgid] = answer.advice
-        elif answer.hotspot:  # its names have come; without advice and hotspot, an answer changes nothing
+        elif answer.hotspot:  # its locks have names now; an answer with neither keeps the advice
             self.advice.pop(tgid, None)
         if answer.hotspot and self._hotspots.of(tgid) != answer.hotspot:
             self._forget_names(tgid, answer.hotspot[HOTSPOT.index("generation")])
@@ -243,7 +244,7 @@ class UserLocks:
     def _forget_names(self, tgid: int, generation: int) -> None:
         """Forget the names of a Java machine's locks whose numbers are of this generation.
 
-        There are few generations: the one that begins uses their numbers again.
+        There are only four generations: a new one uses the numbers of an old one again.
         """
         table, numbers = self._table, self._table["address"]
         generation_bits = np.where(
@@ -277,7 +278,7 @@ class UserLocks:
         self, tids: Columns, tgids: Columns, addresses: Columns, guesses: Columns, waited_ns: Columns,
         thread_pointers: Columns, now: float,
     ) -> None:  # fmt: skip
-        """Ask about locks in reused memory for which a thread has waited for long.
+        """Ask about locks in reused memory for which a thread has waited for LASTING_NS or longer.
 
         The known name may be that of a lock that was in the memory before. Each wait is asked for once, and
         if nothing certain is found, again whenever it has lasted twice as long. `thread_pointers` are 0 where

@@ -43,7 +43,7 @@ class Wait(NamedTuple):
 
     @property
     def can_be_handed_over(self) -> bool:
-        """Whether the thread can own the lock already while it is still blocked in its call."""
+        """Whether the kernel may give the lock to the thread while it is still blocked in its call."""
         return self.in_kernel or (self.kind == PI and self.family != REFUSED)
 
     def goes_on_as(self, later: Wait) -> bool:
@@ -61,7 +61,7 @@ class LockDescription(NamedTuple):
 
 
 class Waits:
-    """One wait of each thread. A thread that waits in the kernel inside a futex call has the inner wait."""
+    """One wait of each thread. A thread that waits for a kernel lock in a futex call has the kernel wait."""
 
     def __init__(
         self, tids: Columns, tgids: Columns, addresses: Columns, since: Columns, kinds: Columns,
@@ -90,7 +90,7 @@ class Waits:
         return {int(self._tids[row]): self._wait(int(row)) for row in rows}
 
     def has_all(self, waits: Iterable[Wait]) -> bool:
-        """Whether each of the other `waits` still goes on in these: its thread is in the same call."""
+        """Whether each of `waits`, which were read before, is among these: its thread is in the same call."""
         return all((mine := self.find(wait.tid)) is not None and wait.goes_on_as(mine) for wait in waits)
 
     def has_all_of(self, later: Waits, latest: int) -> bool:
@@ -219,7 +219,7 @@ def _unavailable_locks(
 
 
 class ThreadStates:
-    """Reads out of the programs' table which threads are off the CPU, and which of them in a futex call."""
+    """Tells by the entries of the map `threads` which threads are off the CPU, and which in a futex call."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._runnable = manifest.enums["state"].index("runnable")
@@ -233,7 +233,7 @@ class ThreadStates:
     def is_in_futex(self, threads: Columns) -> npt.NDArray[np.bool_]:
         """Whether each `struct thread` is blocked in a futex call that waits.
 
-        Programs that do not measure futex calls do not know that of any thread.
+        It is false for all threads if futex waits are not measured.
         """
         if "call" not in (threads.dtype.names or ()):
             return np.zeros(len(threads), np.bool_)
@@ -248,7 +248,7 @@ class ThreadStates:
 
 
 class LockWaitReader:
-    """Makes Waits from the programs' tables of threads and of waits in the kernel."""
+    """Makes Waits from the entries of the maps `threads` and `kernel_waits`."""
 
     def __init__(self, manifest: Manifest, user_locks: UserLocks | None) -> None:
         """`user_locks` is None if futex calls are not measured."""

@@ -14,10 +14,11 @@ US_PER_SECOND = 1e6
 
 
 class Block:
-    """The metrics of one moment.
+    """The metrics of one scrape.
 
-    `buckets_us` are the upper edges of exported buckets, `slots` is the number of slots that programs count
-    in. `exporters_seconds` is the CPU time of exporters that have ended; the running exporter adds its own.
+    `buckets_us` are the upper edges of the exported buckets, in microseconds. `slots` is the number of
+    histogram slots in which the programs count. `exporters_seconds` is the CPU time of exporters that have
+    ended; the running exporter adds its own.
     """
 
     def __init__(self, buckets_us: Sequence[int], slots: int, exporters_seconds: float = 0.0) -> None:
@@ -35,7 +36,7 @@ class Block:
         self._fold[np.arange(slots), bucket_of] = 1
 
     def add(self, name: str, labels: Sequence[Sequence[str]], values: npt.ArrayLike) -> None:
-        """Add a counter or gauge: one value for each label set."""
+        """Add a counter or gauge: one value for each label set. A label set is the label values in order."""
         self._head["metrics"].append({"name": name, "labels": labels})
         self._arrays[name] = np.ascontiguousarray(values, np.float64)
 
@@ -46,7 +47,7 @@ class Block:
         slots: npt.NDArray[np.int64],
         seconds: npt.NDArray[np.float64],
     ) -> None:
-        """Add a histogram: one row of slots and one sum, in seconds, for each label set."""
+        """Add a histogram: one row of slots (not cumulative) and one sum, in seconds, for each label set."""
         self._head["metrics"].append({"name": name, "labels": labels})
         self._arrays[f"{name}.buckets"] = np.ascontiguousarray(slots @ self._fold)
         self._arrays[f"{name}.sum"] = seconds

@@ -43,7 +43,7 @@ class Limits:
     idle_seconds: float = 3600.0
     """Seconds without news after which the series of an ended process is retired."""
     top_locks: int = 50
-    """Most locks with series of their own."""
+    """Most locks with series of their own, in each family of series of locks."""
     buckets_us: Sequence[int] = tuple(4**i for i in range(14))
     """Upper edges of the buckets of histograms, in microseconds."""
     windows: tuple[tuple[str, float], ...] = (("1m", 60.0), ("5m", 300.0))
@@ -62,8 +62,8 @@ class Limits:
 class LineBudget:
     """The lines of /metrics that the families of series share.
 
-    A family has its share for itself, whatever others take. It may take more of the lines that are nobody's
-    share: what one host needs for locks, another needs for wakers.
+    A family has its share for itself, whatever others take. Beyond its share it may take common lines, which
+    are no family's share: what one host needs for locks, another needs for wakers.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -87,7 +87,7 @@ class LineBudget:
         self._taken[family] += lines
 
     def room(self, family: str, part: float = 1.0) -> float:
-        """How many more lines `family` may take if there were only this `part` of all lines."""
+        """How many more lines `family` could take if all lines and shares were reduced to this `part`."""
         common = part * (self._all - sum(map(self.share, self._taken)))
         overdrawn = sum(max(lines - part * self.share(name), 0) for name, lines in self._taken.items())
         own = max(part * self.share(family) - self._taken[family], 0)

@@ -28,7 +28,7 @@ class Maxima:
         self._now = max(self._now, number)
 
     def note(self, rows: Rows, values: npt.NDArray[np.int64]) -> None:
-        """Raise the current maximum of each row to its value. Rows must be distinct."""
+        """Raise the maximum of each row to its value, as of the last advance(). Rows must be distinct."""
         if len(rows) and rows.max() >= len(self._parts):
             grown = max(int(rows.max()) + 1, 2 * len(self._parts))
             more = np.zeros((grown - len(self._parts), PARTS + 1), np.int64)

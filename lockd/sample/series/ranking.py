@@ -1,6 +1,7 @@
 """The order in which label sets get series of their own, where there is not room for all of them.
 
-A label set ranks first by the presence of its process, then by how long threads have waited there of late.
+A label set ranks first by the presence of its process, then by its merit. The merit is the time for which
+threads have waited there; a wait counts half after HALF_LIFE.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ STAYS = 2.0
 """A label set takes the place of a series only if it has this many times the merit of that series; otherwise
 the two would take turns."""
 FLOOR = 2
-"""Label sets of each unit that come before all others, so that one service does not take all series."""
+"""Label sets of each owner, such as a unit, that come before all others: no owner can take all series."""
 LASTING = 15.0
 """Seconds for which a name must have had a process to count as lasting, unlike a short-lived helper's."""
 GONE, THERE, LASTS = range(3)

@@ -32,7 +32,7 @@ from lockd.sample.series.ranking import (
 
 OTHER = "other"
 SHOWN_SECONDS = 30.0
-"""Seconds for which a series still shows its last numbers before it goes, so that every scrape sees them."""
+"""Seconds for which a series is still exported with its last numbers, so that every scrape sees them."""
 REMEMBERED_SECONDS = 120.0
 """Seconds without news after which a label set without a series is forgotten."""
 MOST_REFUSED = 20_000
@@ -62,7 +62,7 @@ class Series:
     - `columns` are the numpy columns with the numbers of each row. `counters` are those that only grow, with
       the name of the metric that each is exported as. Counters of times are called `..._ns` and are wide sums
       (lockd/columns/wide_sums.py).
-    - `names` are the positions of the labels that become `other`.
+    - `names` are the positions of the labels that become `other`; the first is that of the unit.
     - `lines` is how many lines of /metrics one row takes of `budget`. Lines for `others` rows called `other`
       are always there.
     - `maxima` are the names of sliding maxima, each kept over every window in `windows` (seconds by label).
@@ -169,8 +169,8 @@ class Series:
         return np.where(entries >= 0, self._entries["target"][entries], _NOWHERE)
 
     def rearrange(self, presence: Presence, idle_seconds: float, now: float) -> None:
-        """Retire series that have ended, and give rows to the label sets that rank first. Call it every few
-        seconds."""
+        """Retire series of ended processes and series that were displaced SHOWN_SECONDS ago. Give rows to
+        the label sets that rank first. Call it every few seconds."""
         entries = self._entries
         entries["waited"] *= 0.5 ** ((now - self._decayed_at) / HALF_LIFE)
         self._decayed_at = now
@@ -206,7 +206,7 @@ class Series:
             maxima.note(rows, values)
 
     def keep_windows(self, windows: Mapping[str, float]) -> None:
-        """Keep maxima over these windows from now on, no more than before. New windows begin empty."""
+        """Keep maxima over these windows from now on, not more than before. New windows begin empty."""
         for name, by_window in self.maxima.items():
             self.maxima[name] = {
                 window: by_window.get(window) or Maxima(seconds) for window, seconds in windows.items()
@@ -218,7 +218,7 @@ class Series:
                 maxima.advance(now)
 
     def clear_waiting(self) -> None:
-        """Forget all ongoing waits, before those of the present moment are noted."""
+        """Forget all ongoing waits, before those of a new survey are noted."""
         self.columns["waiting"][:] = 0
         self.columns["waiting_ns"][:] = 0
         self._entries["going_on"][:] = 0
@@ -434,8 +434,8 @@ class Series:
         np.maximum.at(entries["seen"], entries["unit"][members], entries["seen"][members])
 
     def _merits(self) -> npt.NDArray[np.float64]:
-        """How long threads have waited of late, in nanoseconds, by entry. The entry of a unit also has the
-        waits of the entries that count in its row."""
+        """The merit of each entry (ranking.py), in nanoseconds. The merit of a unit's entry includes those of
+        the entries that count in its row."""
         entries = self._entries
         merits: npt.NDArray[np.float64] = entries["waited"] + entries["going_on"]
         members = np.flatnonzero((entries["unit"] >= 0) & (entries["target"] != entries["row"]))

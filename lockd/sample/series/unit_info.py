@@ -1,4 +1,4 @@
-"""What the cgroups of units say of them: a line for each unit that has series, for joins of metrics."""
+"""lockd_unit_info: a line for each unit that has series, with what its cgroup says, for joins of metrics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ FAMILY = "unit"
 
 
 class UnitInfo:
-    """The lines of lockd_unit_info. They keep to their share of all lines and take none of other families.
+    """The lines of lockd_unit_info. They never exceed their share of all lines.
 
-    One share fits any host: only units with series have a line here, and series take dozens of lines each.
+    One share suits every host: a unit has a line here only if it has series, and these take dozens of lines.
     """
 
     def __init__(self, budget: LineBudget) -> None:
