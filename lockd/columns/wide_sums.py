@@ -35,7 +35,7 @@ def add(sums: WideSums, groups: Groups, numbers: npt.NDArray[Any]) -> None:
 
     `numbers` are non-negative integers of 64 bits, or wide sums themselves: one for each value of `groups`.
     """
-    # The two numbers are separate columns here: numpy takes four times as long to look pairs up.
+    # The two numbers are separate columns here: numpy takes four times as long to index rows of two.
     units, rest, rows = sums[:, 0], sums[:, 1], groups.rows
     if numbers.ndim == 2:
         units[rows] += groups.sum(numbers[:, 0])
@@ -55,7 +55,7 @@ def add(sums: WideSums, groups: Groups, numbers: npt.NDArray[Any]) -> None:
 
 
 def to_floats(sums: WideSums) -> npt.NDArray[np.float64]:
-    """Return the float that is nearest to each sum. So it never falls while the sum grows."""
+    """Return the float that is nearest to each sum. So no result falls while its sum grows."""
     units, rest = sums[:, 0], sums[:, 1]
     # Both floats are exact, so that only their sum is rounded.
     return (units << 30 | rest >> _HALF) * float(1 << _HALF) + (rest & _LOW)

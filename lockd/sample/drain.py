@@ -174,7 +174,7 @@ class Backlog:
 class Collector:
     """Drains the maps of `manifest`, whose descriptors come first in `fds`, and keeps the rows in `saved`.
 
-    Maps that programs write to must be drained every period, or they fill up. Folding has a fixed cost, much
+    Maps that programs write to must be drained before they are full. Folding has a fixed cost, much
     of it numpy's. Drained rows are therefore kept and folded together: every second, or when there are many,
     or when somebody asks.
 

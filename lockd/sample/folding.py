@@ -99,7 +99,7 @@ class Folding:
             self._undecided, self._undecided_since, self.undecided_calls = None, since[:0], 0
             self._fold(FUTEX, self._hold_back(rows, since, now), now)
         while any(self._backlogs.values()):
-            # Each call has a time of its own, so that a full table can drop rows of the call before.
+            # Each call reads the clock again, so that a full table can drop rows of the call before.
             self.fold_some(MOST_ROWS)
 
     def fold_some(self, most: int = FOLDED_ROWS) -> None:

@@ -74,9 +74,9 @@ class NamedStack:
     user: tuple[str, ...] | None = None
     """Functions in user space, innermost first; None while they are not known."""
     kernel: tuple[str, ...] | None = None
-    """Functions of the kernel, as above."""
+    """Functions of the kernel, innermost first; None while they are not known."""
     is_interrupt: bool = False
-    """Whether an interrupt made the wake-up, in the middle of what the captured thread was doing."""
+    """Whether the wake-up was made by an interrupt while the captured thread ran, and not by this thread."""
 
     def is_ready(self, now: float) -> bool:
         """Whether its functions are known, or the namer has taken too long to name them."""
@@ -386,7 +386,7 @@ class _Begun:
     began_ns: int
     stack: NamedStack
     is_over: bool = False
-    """Whether the thread was not in this wait when it was last looked at."""
+    """Whether the last forget_ended_waits() did not find the thread in this wait."""
 
 
 class WaitSamples(SampleCounts):
@@ -468,7 +468,7 @@ class WaitSamples(SampleCounts):
         waker, weight_ns = int(seen["waker"]), int(seen["weight"])
         begun = self._begun.pop(int(seen["tid"]), None)
         process, is_wanted = self._identify(seen["who"])
-        if not is_wanted or weight_ns > MOST_WEIGHT_NS:  # such a record was read too early, see RingReader
+        if not is_wanted or weight_ns > MOST_WEIGHT_NS:  # the record was incomplete, see RingReader
             return
         if begun is None or begun.began_ns != int(seen["began"]) or len(self._waiting) >= MOST_WAITING:
             self._refuse(weight_ns)

@@ -34,7 +34,7 @@ of the number the first locks of each process."""
 LEAST_SHARE = 0.01
 """The smallest share of a lock's time that is passed on. Less stays where it is, with the cause LOCK."""
 MOST_STEPS = 20_000
-"""Most times that time is passed on to another lock in one answer. When that number is reached, chains end
+"""Most steps of one answer. In each step time is passed on to another lock; after the last one, chains end
 where they are."""
 SHOWN = 500
 """Most rows of the table: those with the most time, and for half of the number the first rows of each

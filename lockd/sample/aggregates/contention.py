@@ -26,7 +26,7 @@ NOT_CONTENTION = ("cond", "other")
 MIN_ROWS = 20_000
 """Rows that each table has room for at least."""
 FORGET_AFTER = 3600.0
-"""Seconds after which a thread or lock with nothing new is forgotten."""
+"""Seconds after which a thread or lock without a new wait is forgotten."""
 FORGET_ENDED_AFTER = 600.0
 """Seconds after which rows of ended processes are forgotten. A build leaves hundreds in a minute."""
 RECENT = 60.0
@@ -82,7 +82,7 @@ class ContentionTables:
                 **about,
                 "address": np.uint64,
                 "since": np.float64,  # when a wait for it was first counted (monotonic clock in seconds)
-                "waiting": np.int64,  # threads
+                "waiting": np.int64,  # threads that wait now
                 "kind_number": np.int16,
                 "is_mmap_lock": np.bool_,
                 "frames": object,  # kernel stack of a wait, until the name is known
@@ -175,7 +175,7 @@ class ContentionTables:
         return rows
 
     def expire(self, now: float, alive: Mapping[int, Name]) -> None:
-        """Forget threads, locks and holds that have had nothing new for a long time.
+        """Forget threads, locks and holds without a new wait or hold for a long time.
 
         `alive` are the names of the living processes by id. What belongs to ended processes is forgotten
         sooner. A lock of the kernel belongs to all processes with one name, and has no process id.

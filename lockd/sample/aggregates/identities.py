@@ -61,7 +61,7 @@ class ProcessNames:
 
 
 def _has_only_id(who: Any) -> Any:
-    """Whether each `struct who` has only a process id: another thread than its own ran the program."""
+    """Whether each `struct who` has only a process id: the program that wrote it ran in another thread."""
     return (who["cgroup"] == 0) & (who["comm"] == b"")
 
 
@@ -115,7 +115,7 @@ class Identities:
         self._forget()
 
     def identify_process(self, tgid: int, since: int) -> tuple[Name, bool]:
-        """Return the (unit, comm) of a live process without an event, and whether the filter wants it.
+        """Return the (unit, comm) of a live process by its id, and whether the filter wants the process.
 
         A name that was learnt before `since` (monotonic clock in ns) is checked in procfs.
         """

@@ -21,7 +21,8 @@ from lockd.sample.series.ranking import MEMORY_NS, STAYS
 from lockd.sample.series.series import OTHER, Series
 
 SERIES_OF_LOCK = 4
-"""Series for each lock that has series of its own: most locks have few holders and causes that matter."""
+"""Series by holder, and by cause, for each of the `top_locks` locks, on average: most locks have few holders
+and causes that matter."""
 
 
 class LockHolders:

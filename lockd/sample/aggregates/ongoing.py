@@ -19,7 +19,8 @@ from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.series import Series
 
 LASTING_NS = 1_000_000_000
-"""Nanoseconds after which a wait's process is named anew: no event of the thread can tell a new name."""
+"""Nanoseconds of a wait after which the name of its process is read from procfs again: a thread that waits
+has no events, which would show a new name."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Moment:
     clock: int
     """Monotonic clock in ns, just before the tables were read."""
     now: float
-    """Monotonic clock in seconds at the begin of the tick."""
+    """Monotonic clock in seconds at the beginning of the tick."""
     has_detail: bool
     """Whether waits are counted by thread and by lock."""
 

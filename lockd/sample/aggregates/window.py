@@ -25,7 +25,7 @@ class Window:
     processes: ProcessNames
     """(unit, comm) of each row."""
     has_detail: bool
-    """Whether the keys name threads and locks. They do not if a map was full or lockd restrains itself."""
+    """Whether the keys name threads and locks. They do not if a map was full or restraint left them out."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -95,7 +95,7 @@ def add_slots(series: Series, rows: Rows, slots: Columns, counts: Columns) -> No
 
 
 class Stacks:
-    """The kernel stacks of one window, found by lock and thread."""
+    """The kernel stacks that belong to drained waits, found by lock and thread."""
 
     def __init__(self, keys: Columns, values: Columns) -> None:
         """Take the entries of the pair `stacks`. Of several stacks for a lock and thread the first counts."""

@@ -55,8 +55,8 @@ class ProgramTimes:
         self._next_ns = 0
         """When the next period may be timed."""
         self._untimed_left = 0
-        """Periods that must pass before one may be timed. They are counted and not measured: a stall of the
-        host in a timed period would keep programs from being timed for many times its length."""
+        """Periods that must pass before one may be timed. Their number counts, not their length: else a
+        stall of the host in a timed period would keep programs from being timed for many times as long."""
         self._span_ns = 0
         """The length of all periods that were timed since the last call of busy_cpus()."""
         self._last_ns = read_ns()

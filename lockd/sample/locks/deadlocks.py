@@ -62,7 +62,7 @@ class Deadlock:
     """One ring of threads."""
 
     threads: tuple[Wait, ...]
-    """The waits, the oldest first. Each is for a lock of the next thread, the last for one of the first."""
+    """The waits, the oldest first. The next thread holds each lock; the first thread holds the last one."""
     process: Name
     """(unit, comm) of the first thread."""
     is_wanted: bool = False
@@ -163,7 +163,7 @@ class Deadlocks:
         """Address and time (monotonic clock in ns) of the last refusal, by thread id."""
         self._suspected: list[tuple[tuple[Wait, ...], set[Lock]]] = []
         self._known: dict[frozenset[tuple[int, int]], Deadlock] = {}
-        """Deadlocks by the threads and the begins of their calls."""
+        """Deadlocks by the id of each thread and the beginning of its call (monotonic clock in ns)."""
         self._counts: Counter[Name] = Counter()
         """Deadlocks that were reported, by process."""
         self._token = self._skipped = self._checked = 0

@@ -52,7 +52,7 @@ MOST_WEIGHT_NS = 1 << 60
 ANSWER_SECONDS = 5.0
 """Seconds after which a release whose code has not been found out has the holder UNKNOWN_HOLDER."""
 MOST_WAITING = 512
-"""Releases that wait for an answer about their code or their lock. More are refused."""
+"""Most releases that wait for an answer about their code or their lock. More are refused."""
 
 
 class NextLock(NamedTuple):
@@ -252,7 +252,7 @@ class Releases(SampleCounts):
         self._control.set_wait_per_sample(self._pace.wait_ns // WAIT_UNIT_NS)
 
     def note_answer(self, answer: HolderAnswer) -> None:
-        """Note the code of a release, if it is still waited for."""
+        """Note the code of a release, unless take() has returned the release."""
         if release := self._waiting.get(answer.token):
             release.holder, release.stack = answer.site or UNKNOWN_HOLDER, answer.stack
             if release.holder == NO_RELEASE and release.causes:
@@ -290,7 +290,7 @@ class Releases(SampleCounts):
         kinds = self._kernel_kinds if in_kernel else self._user_kinds
         is_whole = end == self._release_end or end in self._holders
         if not is_whole or kind not in kinds or weight_ns > MOST_WEIGHT_NS:
-            return  # it was read too early, see RingReader
+            return  # the record was read before it was complete, see RingReader
         process, is_wanted = self._identify(tgid, time.monotonic_ns())
         if not is_wanted:
             return

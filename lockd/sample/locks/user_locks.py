@@ -52,7 +52,7 @@ ROWS = 50_000
 JAVA_WAIT_AT, JAVA_IS_NO_OBJECT_AT, JAVA_GENERATION_AT, JAVA_OBJECT_GENERATION_AT = 63, 62, 48, 60
 """Bits of the number that a Java lock has in place of an address, see bpf/daemon/hotspot.bpf.c."""
 MOST_ADVISED = 100
-"""Label sets of processes with advice that are exported; the rest count as `other`."""
+"""Most label sets of processes with advice that are exported; the rest count as `other`."""
 SITES = 16
 """Most sites that are remembered for each lock."""
 

@@ -41,7 +41,7 @@ class Limits:
     max_lines: int = 10_000
     """Most lines of /metrics."""
     idle_seconds: float = 3600.0
-    """Seconds without news after which the series of an ended process is retired."""
+    """Seconds without an event after which the series of an ended process is retired."""
     top_locks: int = 50
     """Most locks with series of their own, in each family of series of locks."""
     buckets_us: Sequence[int] = tuple(4**i for i in range(14))

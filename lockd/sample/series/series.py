@@ -34,7 +34,7 @@ OTHER = "other"
 SHOWN_SECONDS = 30.0
 """Seconds for which a series is still exported with its last numbers, so that every scrape sees them."""
 REMEMBERED_SECONDS = 120.0
-"""Seconds without news after which a label set without a series is forgotten."""
+"""Seconds without an event after which a label set without a series is forgotten."""
 MOST_REFUSED = 20_000
 """Most label sets without a series that are remembered: a host can have any number of names in time."""
 MOST_RETIRED = 1000
@@ -44,7 +44,7 @@ _FREE, _OTHER, _NAMED = range(3)
 _NOWHERE = -1
 _ENTRY = {
     "state": (np.int8, _FREE),
-    "seen": (np.float64, 0.0),  # when it last had news, such as an ongoing wait
+    "seen": (np.float64, 0.0),  # when it last had an event or an ongoing wait
     "waited": (np.float64, 0.0),  # ns of waits that have ended; halved every HALF_LIFE
     "going_on": (np.float64, 0.0),  # ns of waits that were ongoing at the last survey
     "row": (np.int64, _NOWHERE),  # its own row
@@ -488,8 +488,8 @@ class Series:
         self._budget.note_lack(self.family, np.count_nonzero(entries["row"][lacking] < 0) * self.lines)
 
     def _displace(self, which: Rows) -> None:
-        """Let entries count elsewhere. Their rows stay for SHOWN_SECONDS, so that scrapes see the last
-        numbers."""
+        """Let entries count in rows that are not their own. Their own rows stay for SHOWN_SECONDS, so that
+        scrapes see the last numbers."""
         self._own -= len(which)
         self._entries["displaced"][which] = self._entries["seen"][which]
         for entry in which.tolist():
@@ -531,8 +531,8 @@ class Series:
             self._retired_values[name] += sign * total
 
     def _forget_refused(self, named: Rows, now: float) -> None:
-        """Forget entries without rows that had no news for long. If there is room, forget all of them: those
-        that have news get rows then."""
+        """Forget entries without rows that had no event for long. If there is room, forget all entries
+        without rows: at their next event they get rows."""
         entries = self._entries
         refused = named[(entries["row"][named] < 0) & (entries["state"][named] == _NAMED)]
         if not len(refused):
