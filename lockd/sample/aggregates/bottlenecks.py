@@ -29,16 +29,16 @@ IN_KERNEL = PROGRAMS.index("kernel_locks")
 MOST_LOCKS = 8
 """Most locks of one chain. Time that the last one would pass on stays with it, with the cause LOCK."""
 MOST_FOLLOWED = 300
-"""Locks whose chains are followed, if there are so many: those for which threads waited longest, and for half
-of the number the first locks of each process."""
+"""Most locks whose chains are followed: those for which threads waited longest. Up to half of them are chosen
+as the first ranking.FLOOR locks of each process."""
 LEAST_SHARE = 0.01
 """The smallest share of a lock's time that is passed on. Less stays where it is, with the cause LOCK."""
 MOST_STEPS = 20_000
 """Most steps of one answer. In each step time is passed on to another lock; after the last one, chains end
 where they are."""
 SHOWN = 500
-"""Most rows of the table: those with the most time, and for half of the number the first rows of each
-process."""
+"""Most rows of the table: those with the most time. Up to half of them are chosen as the first ranking.FLOOR
+rows of each process."""
 SHOWN_CHAINS = 8
 """Most chains of a row: those with the most time."""
 
@@ -113,8 +113,11 @@ class LockGraph:
 
 
 def _fair_part(ordered: Sequence[Item], processes: Sequence[Name], most: int) -> list[Item]:
-    """Return the first `most` items in their order. The first ones of each process are among them, as far as
-    half of `most` goes: whoever asks for one unit finds it on a busy host as well."""
+    """Return `most` of the `ordered` items, in their order; `processes` are those of the items.
+
+    Up to half of them are the first ranking.FLOOR items of each process, so that a query for one unit finds
+    it on a busy host as well. The others are the first of the rest.
+    """
     if len(ordered) <= most:
         return list(ordered)
     numbers: dict[Name, int] = {}

@@ -277,7 +277,7 @@ class ContentionTables:
         return table
 
     def _choose_holds(self, holds: HoldTable, rows: Rows) -> ShownHolds:
-        """Return the holds of the locks in these rows, and of other locks as far as SHOWN goes."""
+        """Return the holds of the locks in these rows, and of other locks up to SHOWN locks in all."""
         locks = self.locks
         contended = locks["process"][rows], locks["address"][rows], locks["kind_number"][rows]
         return holds.choose_shown(*contended, most=SHOWN - len(rows))

@@ -158,7 +158,7 @@ class HoldTable:
 
 
 class ShownHolds:
-    """Holds as columns and rows for the table `locks` of /api/v1, to be used before the next tick."""
+    """Holds, to be added as columns and rows to the table `locks` of /api/v1 before the next tick."""
 
     def __init__(self, table: Table, type_names: Sequence[str], contended: Rows, uncontended: Rows) -> None:
         self._table = table

@@ -29,8 +29,8 @@ class LockHolders:
     """Counts the holders of user-space locks or of kernel locks, and their causes: what they did meanwhile.
 
     They are counted in series and in the table of locks. `family` is `futex_lock` or `kernel_lock`, a part of
-    the metrics' names. `kinds` are the names of the kinds, or types, of these locks; `others` of them have
-    series called `other`. There are series of causes only if `has_causes`.
+    the metrics' names. `kinds` are the names of the kinds, or types, of these locks; `others` is how many of
+    them can have a series called `other`. There are series of causes only if `has_causes`.
     """
 
     def __init__(

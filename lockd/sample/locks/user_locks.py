@@ -50,7 +50,7 @@ FORGET_AFTER = 60.0
 ROWS = 50_000
 """Most locks that are remembered."""
 JAVA_WAIT_AT, JAVA_IS_NO_OBJECT_AT, JAVA_GENERATION_AT, JAVA_OBJECT_GENERATION_AT = 63, 62, 48, 60
-"""Bits of the number that a Java lock has in place of an address, see bpf/daemon/hotspot.bpf.c."""
+"""Positions of bits in the number that a Java lock has in place of an address (bpf/daemon/hotspot.bpf.c)."""
 MOST_ADVISED = 100
 """Most label sets of processes with advice that are exported; the rest count as `other`."""
 SITES = 16

@@ -300,7 +300,7 @@ class Series:
                 maxima.restore(rows, arrays[f"{name} {window}"], head["parts"][name][window])
 
     def _counted(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """The counts of rows, one line for each row, its counters one after another."""
+        """The counts of rows as an array with one row for each, its counters one after another."""
         columns = zip(self._counters, self._widths, strict=True)
         return np.concatenate([self.columns[name][rows].reshape(len(rows), w) for name, w in columns], axis=1)
 
