@@ -1,7 +1,7 @@
 /* The holder of a lock that stores no owner waits for a lock of the kernel. K times the main thread takes the
  * first lock and writes to a pipe, whose mutex another thread has: that one's buffer is a page that
- * userfaultfd leaves missing until HOLD_US later. A thread asks for the first lock as soon as it is taken, and
- * waits for "waited_us" in all. Exit code 77 if there is no userfaultfd. */
+ * userfaultfd leaves missing until HOLD_US later. A thread asks for the first lock as soon as it is taken,
+ * and waits for "waited_us" in all. Exit code 77 if there is no userfaultfd. */
 #include "workload.h"
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
