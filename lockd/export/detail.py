@@ -14,6 +14,8 @@ from lockd.views.profile import KernelFrame, Mark, Profile, Sample, Value
 
 Head = Mapping[str, Any]
 Arrays = Mapping[str, memoryview]
+Block = tuple[Head, Arrays]
+"""A snapshot, as lockd.messages.unpack() returns it."""
 
 FILTERS = ("unit", "comm", "kind")
 """Parameters that give the value of the column of the same name."""

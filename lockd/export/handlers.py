@@ -489,7 +489,7 @@ def _make_profile(query: ProfileQuery, later: Answer, earlier: Answer | None = N
     """The profile of everything up to an answer of the sampler, or of what came since an earlier one."""
     (head, arrays), before = unpack(later.block), unpack(earlier.block) if earlier else None
     if query.program == OFFCPU:
-        return profile_of_waits(query, head, before[0] if before else None)
+        return profile_of_waits(query, (head, arrays), before)
     profile = profile_of(query, head, arrays)
     if before is None:
         return profile

@@ -1,19 +1,22 @@
 """The profile of waits off the CPU: the exact times of each process and reason, divided among sampled stacks.
 
 The sampler's snapshot has the head {"functions": [name, ...], "stacks": [[user, kernel], ...], "groups":
-[[unit, comm, reason, blocked_ns, count, waiting_ns, waiting], ...], "samples": [[group, stack, waker, stack
-of the waker, weight_ns, samples], ...], "time": ..., "monotonic": ...} and no arrays. `user` and `kernel` are
-lists of positions in `functions`, innermost first; groups and stacks of samples are positions too
+[[unit, comm, reason, blocked_ns, count, waiting], ...], "samples": [[group, stack, waker, stack of the waker,
+weight_ns, samples], ...], "time": ..., "monotonic": ...}. `user` and `kernel` are lists of positions in
+`functions`, innermost first; groups and stacks of samples are positions too. The array `waiting_ns` has how
+long each ongoing wait has lasted: `waiting` of them for each group, one group after the other
 (lockd/sample/aggregates/wait_stacks.py).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import NamedTuple
 
-from lockd.export.detail import NO_STACK, Head, ProfileQuery
+from lockd.export.detail import NO_STACK, Block, ProfileQuery
 from lockd.process.clock import NS
 from lockd.views.profile import KernelFrame, Mark, Profile, Sample, Value
 
@@ -77,9 +80,7 @@ class Group:
     count: int = 0
     """The number of the waits that have ended."""
     waiting_ns: int = 0
-    """The time so far of the waits that go on."""
-    waiting: int = 0
-    """The number of the waits that go on."""
+    """The time so far of the waits that go on, each with the seconds of the profile at most if it has any."""
     weights: dict[Place, Weight] = field(default_factory=dict)
     """The samples of the waits that have ended."""
 
@@ -87,17 +88,20 @@ class Group:
 Groups = dict[GroupName, Group]
 
 
-def profile_of_waits(query: ProfileQuery, later: Head, earlier: Head | None = None) -> Profile:
+def profile_of_waits(query: ProfileQuery, later: Block, earlier: Block | None = None) -> Profile:
     """The profile of waits off the CPU up to the snapshot `later`, or of those added since `earlier`.
 
     A sample has three values: the blocked time of ended waits and the time so far of ongoing ones, both in
     microseconds, and how many waits were sampled at its stack.
     """
-    groups = _read_groups(later)
-    profile = Profile("lockd wakers" if query.is_by_waker else "lockd offcpu", VALUES, began=later["time"])
-    if earlier is not None:
-        profile.began, profile.seconds = earlier["time"], later["monotonic"] - earlier["monotonic"]
-        groups = _between(_read_groups(earlier), groups, profile.seconds)
+    head, _ = later
+    profile = Profile("lockd wakers" if query.is_by_waker else "lockd offcpu", VALUES, began=head["time"])
+    if earlier is None:
+        groups = _read_groups(later)
+    else:
+        before, _ = earlier
+        profile.began, profile.seconds = before["time"], head["monotonic"] - before["monotonic"]
+        groups = _between(_read_groups(earlier), _read_groups(later, round(profile.seconds * NS)))
     for name, group in groups.items():
         if query.matches(name._asdict()):
             samples = _samples(name, group, query.is_by_waker)
@@ -105,31 +109,35 @@ def profile_of_waits(query: ProfileQuery, later: Head, earlier: Head | None = No
     return profile
 
 
-def _read_groups(head: Head) -> Groups:
-    functions = head["functions"]
+def _read_groups(block: Block, longest_ns: int = sys.maxsize) -> Groups:
+    """The groups of a snapshot. Each ongoing wait counts with `longest_ns` nanoseconds at most."""
+    head, arrays = block
+    functions, waiting_ns = head["functions"], arrays["waiting_ns"]
 
     def names(numbers: list[int]) -> tuple[str, ...]:
         return tuple(functions[number] for number in numbers)
 
     stacks = [Stack(names(user), names(kernel)) for user, kernel in head["stacks"]]
-    groups = [
-        (GroupName(unit, comm, reason), Group(*numbers)) for unit, comm, reason, *numbers in head["groups"]
-    ]
+    groups, at = [], 0
+    for unit, comm, reason, blocked_ns, count, waiting in head["groups"]:
+        waited_ns = sum(map(min, waiting_ns[at : at + waiting], repeat(longest_ns)))
+        groups.append((GroupName(unit, comm, reason), Group(blocked_ns, count, waited_ns)))
+        at += waiting
     for number, stack, waker, waker_stack, *weight in head["samples"]:
         _, group = groups[number]
         group.weights[Place(stacks[stack], waker, stacks[waker_stack])] = Weight(*weight)
     return dict(groups)
 
 
-def _between(earlier: Groups, later: Groups, seconds: float) -> Groups:
-    """The waits that were added to each group from `earlier` to `later`, in this number of seconds."""
+def _between(earlier: Groups, later: Groups) -> Groups:
+    """The waits that were added to each group from `earlier` to `later`, and those that go on."""
     before = dict(earlier)
     for name, old in earlier.items():
         new, other = later.get(name, Group()), GroupName(OTHER, OTHER, name.kind)
         # If a group is gone, or has less than before, the sampler has added it to `other` in between.
         if name != other and (new.blocked_ns < old.blocked_ns or new.count < old.count):
             before[other] = _sum(before.get(other, Group()), before.pop(name))
-    return {name: _difference(before.get(name, Group()), new, seconds) for name, new in later.items()}
+    return {name: _difference(before.get(name, Group()), new) for name, new in later.items()}
 
 
 def _sum(group: Group, more: Group) -> Group:
@@ -142,16 +150,15 @@ def _sum(group: Group, more: Group) -> Group:
     )
 
 
-def _difference(old: Group, new: Group, seconds: float) -> Group:
-    """The waits that were added to a group from `old` to `new`, in this number of seconds."""
+def _difference(old: Group, new: Group) -> Group:
+    """The waits that were added to a group from `old` to `new`, and those that go on."""
     # If the sums have fallen, the sampler had forgotten the group, and counts from zero.
     if new.blocked_ns < old.blocked_ns or new.count < old.count:
         old = Group()
     return Group(
         new.blocked_ns - old.blocked_ns,
         new.count - old.count,
-        min(new.waiting_ns, round(seconds * NS) * new.waiting),
-        new.waiting,
+        new.waiting_ns,
         _weights_between(old.weights, new.weights),
     )
 

@@ -684,4 +684,5 @@ class Sampler:
             self._survey_for_exporter()
             about = {"time": time.time(), "monotonic": time.monotonic()}
             stacks = self.offcpu.stacks if self.offcpu else WaitStacks()
-            return messages.pack({**stacks.block_head(self.contention.threads), **about}, {})
+            head, arrays = stacks.block(self.contention.threads)
+            return messages.pack({**head, **about}, arrays)

@@ -101,9 +101,9 @@ def waits_block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> by
         "functions": ["read", "load", "main", "schedule", "vfs_read", "notify", "wake_up", "nanosleep"],
         "stacks": [[[0, 1, 2], [3, 4]], [[7, 2], [3]], [[5, 2], [6]], [[], []], [[0, 2], [3, 4]]],
         "groups": [
-            ["shop.service", "shop", "sleep", 4_000_000 + ns, 4 + more, 10**10, 1],
-            ["shop.service", "shop", "disk", 600_000 + ns, 2 + more, 0, 0],
-            ["db.service", "db", "poll", 90_000 + ns, 3 + more, 0, 0],
+            ["shop.service", "shop", "sleep", 4_000_000 + ns, 4 + more, 1],
+            ["shop.service", "shop", "disk", 600_000 + ns, 2 + more, 0],
+            ["db.service", "db", "poll", 90_000 + ns, 3 + more, 0],
         ],
         "samples": [
             [0, 1, "irq", 3, 2_000_000, 2],
@@ -113,7 +113,7 @@ def waits_block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> by
         "time": 1700000000.0 + later + clock_set,
         "monotonic": 500.0 + later,
     }
-    return pack(head, {})
+    return pack(head, {"waiting_ns": array.array("q", [10**10])})
 
 
 class Sampler:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -130,14 +132,16 @@ class WaitStacks:
                 self._merge_light_stacks()
         self._fold_surplus_groups()
 
-    def block_head(self, threads: Table) -> dict[str, Any]:
-        """Everything as JSON: {"functions": [name, ...], "stacks": [[user, kernel], ...], "groups": [[unit,
-        comm, reason, blocked_ns, count, waiting_ns, waiting], ...], "samples": [[group, stack, waker,
-        stack of the waker, weight_ns, samples], ...]}.
+    def block(self, threads: Table) -> tuple[dict[str, Any], dict[str, array.array[int]]]:
+        """Everything as JSON and an array: {"functions": [name, ...], "stacks": [[user, kernel], ...],
+        "groups": [[unit, comm, reason, blocked_ns, count, waiting], ...], "samples": [[group, stack, waker,
+        stack of the waker, weight_ns, samples], ...]} and {"waiting_ns": ...}.
 
         `user` and `kernel` are lists of positions in `functions`. Groups and stacks of samples are positions
         too. The samples with the most weight come first. `waiting` is the number of threads whose waits have
-        not ended, by ContentionTables.threads, and `waiting_ns` is how long they have waited so far.
+        not ended, by ContentionTables.threads. The array has how long each of them has waited so far: the
+        first `waiting` numbers are those of the first group, and so on. A sum would not do, because a profile
+        of N seconds counts each wait with N seconds at most. There may be as many waits as threads.
         """
         rows = np.flatnonzero(self._groups.used)
         number_of = {row: number for number, row in enumerate(rows.tolist())}
@@ -154,25 +158,34 @@ class WaitStacks:
         ]
         functions = _functions(stacks)
         number = {name: number for number, name in enumerate(functions)}.__getitem__
+        groups, waiting_ns = self._group_lines(rows, _waits_now(threads))
         return {
             "functions": functions,
             "stacks": [[list(map(number, names)) for names in stack] for stack in stacks],
-            "groups": self._group_lines(rows, _waits_now(threads)),
+            "groups": groups,
             "samples": samples,
-        }
+        }, {"waiting_ns": waiting_ns}
 
-    def _group_lines(self, rows: Rows, waiting: dict[tuple[Name, str], list[int]]) -> list[list[Any]]:
-        """The groups of a block: those in `rows`, in this order, then those that have only ongoing waits."""
+    def _group_lines(
+        self, rows: Rows, waiting: dict[tuple[Name, str], array.array[int]]
+    ) -> tuple[list[list[Any]], array.array[int]]:
+        """The groups of a block, with the ongoing waits of each.
+
+        The groups are those in `rows`, in this order, and then those that have only ongoing waits.
+        """
         groups, reasons = self._groups, list(REASONS)
-        lines = []
+        lines, waiting_ns, none = [], array.array("q"), array.array("q")
         for name, reason, blocked_ns, count in zip(
             groups["process"][rows], groups["reason"][rows].tolist(),
             wide_sums.to_ints(groups["blocked_ns"][rows]), groups["count"][rows].tolist(), strict=True,
         ):  # fmt: skip
-            now = waiting.pop((name, reasons[reason]), [0, 0])
-            lines.append([*name, reasons[reason], blocked_ns, count, *now])
-        lines += [[*name, reason, 0, 0, *now] for (name, reason), now in waiting.items()]
-        return lines
+            now = waiting.pop((name, reasons[reason]), none)
+            lines.append([*name, reasons[reason], blocked_ns, count, len(now)])
+            waiting_ns += now
+        for (name, reason), now in waiting.items():
+            lines.append([*name, reason, 0, 0, len(now)])
+            waiting_ns += now
+        return lines, waiting_ns
 
     def _sent_weights(self) -> dict[_Place, _Weight]:
         """The MOST_SENT heaviest samples, and the rest of each group as one."""
@@ -262,14 +275,12 @@ def _functions(stacks: Iterable[CallStack]) -> list[str]:
     return list(dict.fromkeys(chain.from_iterable(chain.from_iterable(stacks))))
 
 
-def _waits_now(threads: Table) -> dict[tuple[Name, str], list[int]]:
-    """By process and reason, how long threads off the CPU have waited so far, in ns, and how many wait."""
-    found: dict[tuple[Name, str], list[int]] = {}
+def _waits_now(threads: Table) -> dict[tuple[Name, str], array.array[int]]:
+    """By process and reason, how long each of the threads off the CPU has waited so far, in ns."""
+    found: dict[tuple[Name, str], array.array[int]] = defaultdict(lambda: array.array("q"))
     rows = np.flatnonzero(threads.used & (threads["program"] == OFFCPU) & (threads["waiting_ns"] > 0))
     for name, reason, waiting_ns in zip(
         threads["process"][rows], threads["kind"][rows], threads["waiting_ns"][rows].tolist(), strict=True
     ):
-        so_far = found.setdefault((name, reason), [0, 0])
-        so_far[0] += waiting_ns
-        so_far[1] += 1
+        found[name, reason].append(waiting_ns)
     return found

@@ -17,7 +17,6 @@ from lockd.columns.table import Table
 from lockd.names.labels.processes import Name
 from lockd.names.labels.reasons import REASONS
 from lockd.sample.aggregates import wait_stacks as module
-from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
 from lockd.sample.aggregates.identities import ProcessNames
 from lockd.sample.aggregates.wait_stacks import (
     NO_STACK,
@@ -29,6 +28,7 @@ from lockd.sample.aggregates.wait_stacks import (
 from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.series import OTHER
 from tests.support.busy_host import NR_READ, NR_SLEEP, NR_WAIT, BusyHost, Process
+from tests.support.waiting_threads import table_of_threads
 
 SHOP: Name = ("shop.service", "shop")
 NUMBERS = {reason: number for number, reason in enumerate(REASONS)}
@@ -48,10 +48,6 @@ class Seen(NamedTuple):
     waker_stack: CallStack
     weight_ns: int
     samples: int
-
-
-def no_threads() -> Table:
-    return ContentionTables(lambda tgid, tid: "", 1).threads
 
 
 def count(stacks: WaitStacks, waits: Iterable[tuple[Name, str, int, int]]) -> None:
@@ -80,12 +76,14 @@ def sample(
 
 
 def block(stacks: WaitStacks, threads: Table | None = None) -> dict[str, Any]:
-    head: dict[str, Any] = json.loads(json.dumps(stacks.block_head(threads or no_threads())))
-    return head
+    head, arrays = stacks.block(threads or table_of_threads())
+    read: dict[str, Any] = json.loads(json.dumps(head))
+    assert len(arrays["waiting_ns"]) == sum(waiting for *_, waiting in read["groups"])
+    return read
 
 
 def groups(head: dict[str, Any]) -> dict[Group, list[int]]:
-    """Blocked ns, count, waiting ns and number of waiting threads of each group."""
+    """Blocked ns, count and number of waiting threads of each group."""
     found = {(unit, comm, reason): numbers for unit, comm, reason, *numbers in head["groups"]}
     assert len(found) == len(head["groups"])
     return found
@@ -127,11 +125,11 @@ def test_times_and_counts_are_exact() -> None:
         ]
         count(stacks, rows)
         for name, reason, blocked_ns, waits in rows:
-            group = truth.setdefault((*name, reason), [0, 0, 0, 0])
+            group = truth.setdefault((*name, reason), [0, 0, 0])
             group[0] += blocked_ns
             group[1] += waits
     assert groups(block(stacks)) == truth
-    assert stacks.waits == sum(waits for _, waits, _, _ in truth.values())
+    assert stacks.waits == sum(waits for _, waits, _ in truth.values())
 
 
 def test_every_wait_of_the_program_is_counted(tmp_path: Path) -> None:
@@ -170,41 +168,32 @@ def test_samples_of_one_stack_and_waker_are_one() -> None:
         Seen(disk, READ, "rcu_preempt", WAKER, 500, 1),
         Seen(pipe, READ, "kswapd0", WAKER, 10, 1),
     ]
-    assert groups(head) == {disk: [5000, 9, 0, 0], pipe: [0, 0, 0, 0]}
-
-
-def note_threads(threads: Table, waits: list[tuple[str, Name, str, int]]) -> None:
-    """Add threads, each with its program, process and kind, and with the ns for which it has waited."""
-    names = np.empty(len(waits), object)
-    names[:] = [name for _, name, _, _ in waits]
-    threads.find_or_add(
-        np.arange(1, len(waits) + 1, dtype=np.uint64),
-        1.0,
-        lambda at: {
-            "program": np.array([PROGRAMS.index(program) for program, *_ in waits])[at],
-            "process": names[at],
-            "kind": np.array([kind for _, _, kind, _ in waits], object)[at],
-            "waiting_ns": np.array([waiting_ns for *_, waiting_ns in waits])[at],
-        },
-    )
+    assert groups(head) == {disk: [5000, 9, 0], pipe: [0, 0, 0]}
 
 
 def test_the_waits_that_go_on_are_those_of_the_threads() -> None:
-    stacks, threads = WaitStacks(), no_threads()
-    count(stacks, [(SHOP, "sleep", 5000, 9), (SHOP, "disk", 1, 1)])
+    stacks = WaitStacks()
+    count(stacks, [(SHOP, "disk", 1, 1), (SHOP, "sleep", 5000, 9)])
     init = ("init.scope", "systemd")
-    note_threads(
-        threads,
-        [
-            ("offcpu", SHOP, "sleep", 700), ("offcpu", SHOP, "sleep", 30), ("offcpu", SHOP, "sleep", 0),
-            ("offcpu", init, "poll", 10**15), ("futex", SHOP, "lock", 900), ("offcpu", init, "child", 0),
-        ],
+    threads = table_of_threads(
+        ("offcpu", init, "poll", 10**15), ("offcpu", SHOP, "sleep", 700), ("offcpu", SHOP, "sleep", 30),
+        ("offcpu", SHOP, "sleep", 0), ("futex", SHOP, "lock", 900), ("offcpu", init, "child", 0),
     )  # fmt: skip
     assert groups(block(stacks, threads)) == {
-        (*SHOP, "sleep"): [5000, 9, 730, 2],
-        (*SHOP, "disk"): [1, 1, 0, 0],
-        (*init, "poll"): [0, 0, 10**15, 1],
+        (*SHOP, "disk"): [1, 1, 0],
+        (*SHOP, "sleep"): [5000, 9, 2],
+        (*init, "poll"): [0, 0, 1],
     }
+    assert stacks.block(threads)[1]["waiting_ns"].tolist() == [700, 30, 10**15]
+
+
+def test_each_of_many_waits_that_go_on_takes_few_bytes() -> None:
+    """A host may have 100,000 waiting threads: most of them idle, and all in few groups."""
+    threads = table_of_threads(*[("offcpu", SHOP, "poll", 10**12 + number) for number in range(20_000)])
+    head, arrays = WaitStacks().block(threads)
+    assert head["groups"] == [[*SHOP, "poll", 0, 0, 20_000]]
+    assert len(json.dumps(head)) < 200
+    assert len(arrays["waiting_ns"].tobytes()) == 8 * 20_000
 
 
 def test_groups_that_had_no_waits_for_longest_count_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +211,8 @@ def test_groups_that_had_no_waits_for_longest_count_as_others(monkeypatch: pytes
         truth["disk"] += 1000
     head = block(stacks)
     found = groups(head)
-    assert found[(*SHOP, "disk")] == [100_000, 100, 0, 0]
-    assert found["run-99.scope", "sh", "sleep"] == [109, 2, 0, 0]
+    assert found[(*SHOP, "disk")] == [100_000, 100, 0]
+    assert found["run-99.scope", "sh", "sleep"] == [109, 2, 0]
     assert {(OTHER, OTHER, "disk"), (OTHER, OTHER, "sleep")} < found.keys()
     assert len(found) <= 8 + 2
     sums: Counter[str] = Counter()
@@ -244,7 +233,7 @@ def test_more_groups_at_a_time_than_there_is_room_for(monkeypatch: pytest.Monkey
     stacks = WaitStacks()
     count(stacks, [((f"unit{number}", "sh"), "poll", number, 1) for number in range(1000)])
     found = groups(block(stacks))
-    assert found.pop((OTHER, OTHER, "poll")) == [sum(range(994)), 994, 0, 0]
+    assert found.pop((OTHER, OTHER, "poll")) == [sum(range(994)), 994, 0]
     assert {unit for unit, _, _ in found} == {f"unit{number}" for number in range(994, 1000)}
 
 
