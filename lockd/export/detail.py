@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -179,28 +179,41 @@ class LockSample(Sample):
     have one name, and two places in a function may have the same callers."""
 
 
-def between(earlier: Profile, later: Profile, seconds: float, is_cut: bool = False) -> Profile:
+def locks_left_out(earlier: Block, later: Block) -> frozenset[int]:
+    """The keys of the locks in `later` that may have had no place in the table of locks of `earlier`.
+
+    If rows were left out of that table, a row that only `later` has may be an old one, unless it was made
+    after the earlier snapshot.
+    """
+    (head, arrays), (_, now) = earlier, later
+    if not head["tables"]["locks"]["is_cut"]:
+        return frozenset()
+    shown, taken = frozenset(arrays["locks.key"]), head["monotonic"]
+    keys = zip(now["locks.key"], now["locks.since"], strict=True)
+    return frozenset(key for key, since in keys if since <= taken and key not in shown)
+
+
+def between(earlier: Profile, later: Profile, seconds: float, left_out: Container[int] = ()) -> Profile:
     """The difference of two profiles of profile_of(), of which `later` was taken `seconds` after `earlier`.
 
     Samples to which nothing was added are left out. The seconds are given because the wall clock may have
-    been set in between. `is_cut` is whether rows were left out of the earlier table. A row that only the
-    later profile has may then be an old one. As its growth is unknown, it is left out.
+    been set in between. The locks `left_out`, as of locks_left_out(), have no samples either: how much was
+    added to them is unknown.
     """
+    known = replace(later, samples=[one for one in later.samples if _key_of(one) not in left_out])
     if later.values == HOLDER_VALUES:
-        samples = list(_held_between(earlier, later, is_cut))
+        samples = list(_held_between(earlier, known))
     else:
-        samples = list(_waited_between(earlier, later, seconds, is_cut))
+        samples = list(_waited_between(earlier, known, seconds))
     return replace(later, samples=samples, began=earlier.began, seconds=seconds)
 
 
-def _waited_between(earlier: Profile, later: Profile, seconds: float, is_cut: bool) -> Iterator[Sample]:
+def _waited_between(earlier: Profile, later: Profile, seconds: float) -> Iterator[Sample]:
     """The samples of between() for profiles of waiters."""
     before = {_key_of(sample): sample for sample in earlier.samples}
     goes_on = [value.name == "waiting" for value in later.values]
     for sample in later.samples:
         old = before.get(_key_of(sample))
-        if old is None and is_cut:
-            continue
         counted = old.values if old else (0,) * len(sample.values)
         # If a value has fallen, the sampler has forgotten the row in between, and counts from zero.
         if any(
@@ -217,12 +230,10 @@ def _waited_between(earlier: Profile, later: Profile, seconds: float, is_cut: bo
             yield replace(sample, values=values)
 
 
-def _held_between(earlier: Profile, later: Profile, is_cut: bool) -> Iterator[Sample]:
+def _held_between(earlier: Profile, later: Profile) -> Iterator[Sample]:
     """The samples of between() for profiles of holders."""
     before = _holders_by_lock(earlier)
     for lock, holders in _holders_by_lock(later).items():
-        if lock not in before and is_cut:
-            continue
         then, now = (
             {site: sample.values for site, sample in one.items()} for one in (before.get(lock, {}), holders)
         )

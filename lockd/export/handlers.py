@@ -32,6 +32,7 @@ from lockd.export.detail import (
     ProfileQuery,
     QueryError,
     between,
+    locks_left_out,
     parse_query,
     profile_of,
     program_of,
@@ -487,14 +488,14 @@ def abort(stream: IOStream) -> None:
 
 def _make_profile(query: ProfileQuery, later: Answer, earlier: Answer | None = None) -> Profile:
     """The profile of everything up to an answer of the sampler, or of what came since an earlier one."""
-    (head, arrays), before = unpack(later.block), unpack(earlier.block) if earlier else None
+    now, before = unpack(later.block), unpack(earlier.block) if earlier else None
     if query.program == OFFCPU:
-        return profile_of_waits(query, (head, arrays), before)
-    profile = profile_of(query, head, arrays)
+        return profile_of_waits(query, now, before)
+    profile = profile_of(query, *now)
     if before is None:
         return profile
-    seconds = head["monotonic"] - before[0]["monotonic"]
-    return between(profile_of(query, *before), profile, seconds, before[0]["tables"]["locks"]["is_cut"])
+    seconds = now[0]["monotonic"] - before[0]["monotonic"]
+    return between(profile_of(query, *before), profile, seconds, locks_left_out(before, now))
 
 
 def _log(handler: RequestHandler) -> None:

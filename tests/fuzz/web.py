@@ -65,6 +65,7 @@ def detail_block() -> bytes:
         for column in table["numbers"]
     }
     arrays["locks.key"] = array.array("q", [1, 2])
+    arrays["locks.since"] = array.array("d", [1.5, 1.5])
     return pack({"tables": tables, "time": 1700000000.25, "monotonic": 500.0}, arrays)
 
 

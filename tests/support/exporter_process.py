@@ -88,6 +88,7 @@ def detail_block(rows: int = 3) -> bytes:
         for column in ("blocked_us", "waiting_us"):
             arrays[f"{name}.{column}"] = array.array("d", [row + 0.5 for row in range(rows)])
     arrays["locks.key"] = array.array("q", range(rows))
+    arrays["locks.since"] = array.array("d", [1.5] * rows)
     return pack({"tables": tables, "time": 1700000000.25, "monotonic": 500.0}, arrays)
 
 

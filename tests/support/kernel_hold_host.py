@@ -126,5 +126,6 @@ class Host:
         table = tables["locks"]
         columns = {**table["text"], **table["lists"]}
         assert len(set(arrays["locks.key"].tolist())) == len(table["text"]["lock"]), "each row has its own"
+        assert len(arrays["locks.since"]) == len(arrays["locks.key"])
         columns |= {name: arrays[f"locks.{name}"].tolist() for name in table["numbers"]}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

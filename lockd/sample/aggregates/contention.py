@@ -81,7 +81,7 @@ class ContentionTables:
                 **waits,
                 **about,
                 "address": np.uint64,
-                "since": np.float64,  # when a wait for it was first counted (monotonic clock in seconds)
+                "since": np.float64,  # when the row was made, for a first wait (monotonic clock in seconds)
                 "waiting": np.int64,  # threads that wait now
                 "kind_number": np.int16,
                 "is_mmap_lock": np.bool_,
@@ -250,6 +250,7 @@ class ContentionTables:
         arrays["locks.key"] = locks["key"][rows].view(np.int64)
         arrays["locks.holder_tid"] = self._holders(rows, holders)
         arrays["locks.threads"] = self.count_threads(now)[rows].astype(np.int64)
+        arrays["locks.since"] = locks["since"][rows]  # for profiles of some seconds, as the key
         table = {
             "is_cut": len(rows) < len(locks),  # for profiles of some seconds, too
             "text": {

@@ -193,6 +193,7 @@ class ShownHolds:
             array = arrays[f"locks.{name}"]
             arrays[f"locks.{name}"] = np.concatenate([array, np.zeros(len(added), array.dtype)])
         arrays["locks.key"] = np.concatenate([arrays["locks.key"], table["key"][added].view(np.int64)])
+        arrays["locks.since"] = np.concatenate([arrays["locks.since"], np.zeros(len(added))])
         rows = np.concatenate([before, added])
         longest = np.maximum(table["max_ns"], table["holding_ns"])
         for name, column in {

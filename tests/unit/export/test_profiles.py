@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from lockd.export.detail import VALUES, LockSample, ProfileQuery, between, profile_of
+from lockd.export.detail import VALUES, LockSample, ProfileQuery, between, locks_left_out, profile_of
 from lockd.export.handlers import Service
 from lockd.export.web_config import WebConfig
 from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, REQUEST_WAITS, pack
@@ -80,6 +80,7 @@ def block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
         "lists": {"stack": list(stack), "holders": [held, *[[]] * (n - 2), KERNEL_HOLDERS]},
     }
     columns: dict[str, Any] = {"locks.key": array.array("q", range(n))}
+    columns["locks.since"] = array.array("d", [1.5] * n)
     for column, values in numbers.items():
         add = {"blocked_us": 100.0 * more, "blocked_count": more}.get(column, 0)
         kind_of = "d" if column.endswith("_us") else "q"
@@ -258,7 +259,19 @@ def test_a_row_that_may_have_been_left_out_before_is_not_new() -> None:
     """If the table does not show all locks, a lock can enter it with the time of all earlier waits for it."""
     earlier, later = of_mutexes((0x1000, 100)), of_mutexes((0x1000, 100), (0x2000, 12_000))
     assert [one.values for one in between(earlier, later, 1.0).samples] == [(12_000, 0, 1)]
-    assert between(earlier, later, 1.0, is_cut=True).samples == []
+    assert between(earlier, later, 1.0, left_out={0x2000}).samples == []
+
+
+@pytest.mark.parametrize(("is_cut", "left_out"), [(True, {3, -4}), (False, set())])
+def test_a_row_that_was_made_after_a_cut_table_is_new(is_cut: bool, left_out: set[int]) -> None:
+    """Rows 1 and 2 were shown, the rows 3 and -4 were there already, and the others were made after that."""
+    arrays = {"locks.key": memoryview(array.array("q", [1, 2]))}
+    earlier = {"tables": {"locks": {"is_cut": is_cut}}, "monotonic": 500.0}, arrays
+    now = {
+        "locks.key": memoryview(array.array("q", [2, 3, -4, 5, -6])),
+        "locks.since": memoryview(array.array("d", [7.0, 499.5, 500.0, 500.5, 501.0])),
+    }
+    assert locks_left_out(earlier, ({}, now)) == left_out
 
 
 @pytest.mark.parametrize("by", ["waiter", "holder"])
@@ -314,8 +327,7 @@ def of_sites(profile: Profile) -> dict[str, tuple[int, ...]]:
     return {sample.labels["holder"]: sample.values for sample in profile.samples}
 
 
-@pytest.mark.parametrize("is_cut", [False, True])
-def test_a_holder_that_made_room_for_another_is_nothing_new(is_cut: bool) -> None:
+def test_a_holder_that_made_room_for_another_is_nothing_new() -> None:
     """A holder that loses its place is added to `other`, with all that it ever had. That is no growth.
 
     The holder that gets the place was in `other` before.
@@ -327,12 +339,12 @@ def test_a_holder_that_made_room_for_another_is_nothing_new(is_cut: bool) -> Non
     lock.release("late", 70)
     lock.release("f5", 30)
     later = lock.profile()
-    assert of_sites(between(before, later, 1.0, is_cut)) == {"other": (70, 1), "f5": (30, 1)}
+    assert of_sites(between(before, later, 1.0)) == {"other": (70, 1), "f5": (30, 1)}
     lock.release("late", 2000)  # takes the place of `f0`
     lock.release("f0", 5)
     latest = lock.profile()
     assert of_sites(latest)["other"] == (70 + 1000 + 5, 3)
-    assert of_sites(between(later, latest, 1.0, is_cut)) == {"late": (2000, 1), "other": (5, 1)}
+    assert of_sites(between(later, latest, 1.0)) == {"late": (2000, 1), "other": (5, 1)}
 
 
 def test_what_came_to_holders_is_neither_more_nor_less_than_what_was_sampled() -> None:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from lockd.columns.wide_sums import WIDE
+from lockd.export.detail import Block, ProfileQuery, between, locks_left_out, profile_of
+from lockd.messages import pack, unpack
 from lockd.sample.aggregates import contention as module
 from lockd.sample.aggregates.contention import (
     FORGET_AFTER,
@@ -16,7 +18,9 @@ from lockd.sample.aggregates.contention import (
     PROGRAMS,
     ContentionTables,
 )
+from lockd.sample.aggregates.lock_holders import HoldersOfLock
 from lockd.sample.aggregates.lock_series import LockSeries
+from lockd.sample.locks.releases import Release
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
@@ -49,6 +53,7 @@ def wait(
             "lock": [f"lock{locks[i]}" for i in at],
             "process": process[at],
             "tgid": tgid,
+            "since": now,
         },
     )
     waits = SimpleNamespace(tids=tid * ones, who=who, codes=ones, processes=process)
@@ -140,6 +145,43 @@ def test_what_waits_for_work_has_the_places_that_are_left(
     table = detail.tables(1.0, {}, {})[0]["locks"]
     assert table["text"]["kind"].count("cond") == 8
     assert table["is_cut"]
+
+
+def snapshot(detail: ContentionTables, now: float) -> Block:
+    tables, arrays = detail.tables(now, {}, {})
+    return unpack(memoryview(pack({"tables": tables, "time": now, "monotonic": now}, arrays)))
+
+
+@pytest.mark.parametrize("by", ["waiter", "holder"])
+def test_a_profile_of_some_seconds_has_new_locks_though_the_table_is_cut(
+    by: str, detail: ContentionTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock that was there before and had no place in the table may have got its time at any moment."""
+    monkeypatch.setattr(module, "SHOWN", 5)
+
+    def wait_and_hold(locks: list[int], now: float, us: int) -> None:
+        wait(detail, locks, tid=7, now=now, ns=us * 1000)
+        for row in detail.locks.find(np.array(locks, np.uint64)).tolist():
+            held = detail.locks["holders"][row] = detail.locks["holders"][row] or HoldersOfLock()
+            held.add(
+                Release(
+                    10, ("shop.service", "shop"), 0x1000, 0, False, us * 1000, now, 0,
+                    causes={"running": us * 1000}, holder="f", stack=("f",),
+                )
+            )  # fmt: skip
+
+    wait(detail, [1], tid=7, now=1.0, ns=10**9)  # no holder of this lock is known yet
+    wait_and_hold(list(range(2, 9)), now=1.0, us=500)
+    wait_and_hold([9], now=1.0, us=1)
+    earlier = snapshot(detail, 2.0)
+    wait_and_hold([1], now=3.0, us=70)
+    wait_and_hold([9, 10], now=3.0, us=1000)
+    later = snapshot(detail, 4.0)
+    assert {"lock9", "lock10"} < set(later[0]["tables"]["locks"]["text"]["lock"])
+    query = ProfileQuery("futex", {"by": [by.encode()]})
+    left_out = locks_left_out(earlier, later)
+    found = between(profile_of(query, *earlier), profile_of(query, *later), 2.0, left_out)
+    assert {one.labels["lock"]: one.values[0] for one in found.samples} == {"lock1": 70, "lock10": 1000}
 
 
 @pytest.mark.parametrize(
