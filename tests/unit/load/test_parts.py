@@ -43,6 +43,19 @@ def test_switches_are_seen_for_the_holders_of_kernel_locks_only_if_nothing_else_
     assert hooks("offcpu", "kernel_locks")["switches"] >= ALONE
 
 
+@pytest.mark.parametrize("mechanism", ["fentry", "kprobe"])
+def test_the_release_is_seen_of_every_sort_of_lock_that_is_seen_taken(mechanism: str) -> None:
+    """Compilers inline mutex_unlock() in ww_mutex_unlock(): its own probe does not see these releases."""
+    (holds,) = (part for part in parts_of(("kernel_locks",), "all", "blocked") if part.what == "holds")
+    (way,) = (way for way in holds.ways if way.mechanism == mechanism)
+    released = {hook.hook for hook in way.hooks if hook.function == "lock_released"}
+    taken = {hook.hook for hook in way.hooks} - released
+    assert {"mutex_lock", "ww_mutex_lock", "down_read", "down_write", "down"} <= taken
+    assert {"mutex_unlock", "ww_mutex_unlock", "up_read", "up_write", "up"} <= released
+    (of_ww,) = (hook for hook in way.hooks if hook.hook == "ww_mutex_unlock")
+    assert (of_ww.mechanism, of_ww.given, of_ww.optional) == (mechanism, ("mutex",), True)
+
+
 def test_numbers_of_macros_keep_their_values_in_c() -> None:
     """C takes 0x80000000 for an unsigned number of 32 bits, and so its negation as well."""
     defined = assemble(
