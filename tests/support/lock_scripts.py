@@ -150,6 +150,7 @@ def _others() -> dict[str, Script]:
             },
             ROUNDS,
         ),
+        "ww_mutex": Script({"one": f"ww_mutex_lock ww_mutex, {hold}, ww_mutex_unlock ww_mutex"}, ROUNDS),
         "read twice by a thread": Script(
             {
                 "one": f"down_read rwsem, {hold}, down_read rwsem, {hold}, "

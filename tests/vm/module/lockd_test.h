@@ -14,6 +14,8 @@
 
 enum lock_kind { MUTEX, RWSEM, SEMAPHORE };
 
+#define WW_MUTEX "ww_mutex" /* the name of the only lock of this sort, which begins with a mutex */
+
 /* The values of lockd's label lock_type. */
 enum lock_type { TYPE_MUTEX, TYPE_RWSEM_READ, TYPE_RWSEM_WRITE, TYPE_SEMAPHORE, TYPES };
 

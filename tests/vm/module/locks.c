@@ -5,6 +5,7 @@
 #include <linux/semaphore.h>
 #include <linux/slab.h>
 #include <linux/string.h>
+#include <linux/ww_mutex.h>
 #include "lockd_test.h"
 
 DEFINE_SPINLOCK(book);
@@ -13,6 +14,8 @@ DECLARE_WAIT_QUEUE_HEAD(changed);
 static DEFINE_MUTEX(lockd_test_mutex);
 static DEFINE_MUTEX(lockd_test_mutex2);
 static DEFINE_MUTEX(lockd_test_mutex3);
+static DEFINE_WW_CLASS(lockd_test_class);
+static struct ww_mutex lockd_test_ww_mutex;
 static DECLARE_RWSEM(lockd_test_rwsem);
 static DECLARE_RWSEM(lockd_test_rwsem2);
 static struct semaphore lockd_test_semaphore = __SEMAPHORE_INITIALIZER(lockd_test_semaphore, 1);
@@ -29,6 +32,7 @@ static struct lock locks[] = {
     {"mutex", MUTEX, &lockd_test_mutex, 1},
     {"mutex2", MUTEX, &lockd_test_mutex2, 1},
     {"mutex3", MUTEX, &lockd_test_mutex3, 1},
+    {WW_MUTEX, MUTEX, &lockd_test_ww_mutex, 1},
     {"rwsem", RWSEM, &lockd_test_rwsem, 1},
     {"rwsem2", RWSEM, &lockd_test_rwsem2, 1},
     {"semaphore", SEMAPHORE, &lockd_test_semaphore, 1},
@@ -54,6 +58,7 @@ int make_locks(void)
     allocated = kzalloc(sizeof(*allocated), GFP_KERNEL);
     if (!allocated)
         return -ENOMEM;
+    ww_mutex_init(&lockd_test_ww_mutex, &lockd_test_class);
     mutex_init(&allocated->mutex);
     init_rwsem(&allocated->rwsem);
     sema_init(&allocated->semaphore, 1);

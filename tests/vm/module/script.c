@@ -62,6 +62,8 @@ static int parse_step(struct run *run, char *text, struct step *step)
             return refuse("needs the name of a lock", name);
         if (step->op->does != OTHER && kind_of[step->op->type] != step->lock->kind)
             return refuse("is not for a lock of that kind", name);
+        if (!strncmp(name, "ww_", 3) && strcmp(word, WW_MUTEX))
+            return refuse("is not for a lock of that kind", name);
     }
     if (step->op->wants & ROLE) {
         word = cut(&text, " ");

@@ -6,6 +6,7 @@
 #include <linux/rwsem.h>
 #include <linux/sched/signal.h>
 #include <linux/semaphore.h>
+#include <linux/ww_mutex.h>
 #include "lockd_test.h"
 
 #ifndef task_is_running /* 5.14, b03fbd4ff24c: the state got a new name */
@@ -56,9 +57,19 @@ static int call_down_timeout(void *lock, unsigned int us)
     return down_timeout(lock, usecs_to_jiffies(us));
 }
 
+static int call_ww_mutex_lock(void *lock, unsigned int number)
+{
+    return ww_mutex_lock(lock, NULL);
+}
+
 static void call_mutex_unlock(void *lock)
 {
     mutex_unlock(lock);
+}
+
+static void call_ww_mutex_unlock(void *lock)
+{
+    ww_mutex_unlock(lock);
 }
 
 static void call_up_read(void *lock)
@@ -344,6 +355,8 @@ const struct op ops[] = {
     TAKING(mutex_lock_killable, TYPE_MUTEX),
     TAKING(mutex_trylock, TYPE_MUTEX),
     RELEASING(mutex_unlock, TYPE_MUTEX),
+    TAKING(ww_mutex_lock, TYPE_MUTEX),
+    RELEASING(ww_mutex_unlock, TYPE_MUTEX),
     TAKING(down_read, TYPE_RWSEM_READ),
 #ifdef HAVE_DOWN_READ_INTERRUPTIBLE
     TAKING(down_read_interruptible, TYPE_RWSEM_READ),
