@@ -68,7 +68,8 @@ class Part:
     ways: tuple[Way, ...]
     """The preferred way comes first."""
     files: tuple[str, ...] = ()
-    """Files of lockd/bpf that are compiled for every way, before the way's own."""
+    """Files of lockd/bpf that are compiled for every way, before the way's own. They are compiled even if
+    this host has no way: the sampler reads the maps in them."""
     on_demand: tuple[str, ...] = ()
     """BPF functions that are attached to nothing. They are loaded, and the sampler runs them."""
 
@@ -119,6 +120,9 @@ def _futex_calls() -> Part:
 
     Hooks at the end of a call are attached before those at its beginning. A call whose end alone is seen is
     recognised as such. A call whose beginning alone is seen would look like a wait that has not ended.
+
+    The code for calls is a file of the ways. Without a way no call is seen, and the code for switches must
+    not take a wait that began before lockd for a call that goes on.
     """
     tracepoint: list[Candidate] = []
     fentry: list[Candidate] = []
@@ -141,17 +145,17 @@ def _futex_calls() -> Part:
             (kprobe, "futex_left", "kretprobe"),
         ):
             hooks.append(Candidate("futex", function, mechanism, name, call == "futex", is_newer))
-    probes = "daemon/futex_probes.bpf.c"
-    tracepoints = "include/system_calls.bpf.h", "daemon/futex_tracepoints.bpf.c"
+    calls, probes = "daemon/futex_calls.bpf.c", "daemon/futex_probes.bpf.c"
+    tracepoints = calls, "include/system_calls.bpf.h", "daemon/futex_tracepoints.bpf.c"
     return Part(
         "futex",
         "calls",
         (
             Way("tracepoint", tuple(tracepoint), tracepoints, ("FUTEX_CALLS",)),
-            Way("fentry", tuple(fentry), ("include/fentry.bpf.h", probes), ("FUTEX_CALLS",)),
-            Way("kprobe", tuple(kprobe), ("include/kprobe.bpf.h", probes), ("FUTEX_CALLS",)),
+            Way("fentry", tuple(fentry), (calls, "include/fentry.bpf.h", probes), ("FUTEX_CALLS",)),
+            Way("kprobe", tuple(kprobe), (calls, "include/kprobe.bpf.h", probes), ("FUTEX_CALLS",)),
         ),
-        (*FUTEX_FILES, "daemon/futex_calls.bpf.c"),
+        FUTEX_FILES,
     )
 
 

@@ -128,6 +128,22 @@ def test_a_program_that_the_kernel_refuses_is_no_lack_of_the_host(tmp_path: Path
     assert is_lack("lockd: error: none of the programs can run here: fentry: this kernel has no function f()")
 
 
+def test_futex_calls_that_no_hook_can_show_leave_the_rest(tmp_path: Path) -> None:
+    """A tracepoint of a system call is attached to a perf event. What the other programs need is not."""
+    config = {"programs": {"futex": {"mode": "calls", "mechanism": "tracepoint"}}}
+    daemon = Lockd(tmp_path, config, [*refusing("EPERM", SYS_PERF_EVENT_OPEN), *CHECKOUT])
+    try:
+        metrics = daemon.metrics()
+    finally:
+        code = daemon.stop()
+    assert code == 0, "".join(daemon.log)
+    attached = {
+        program: metrics.sum("lockd_hook_attached", program=program) > 0
+        for program in ("futex", "offcpu", "kernel_locks")
+    }
+    assert attached == {"futex": False, "offcpu": True, "kernel_locks": True}
+
+
 def test_few_descriptors_are_made_more(tmp_path: Path, hooks: str) -> None:
     daemon = Lockd(tmp_path, program=["prlimit", "--nofile=48:4096", *CHECKOUT])
     assert daemon.stop() == 0, "".join(daemon.log)

@@ -84,7 +84,7 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
     READ_TASK(task, TASK_FROZEN, bits);
     bool is_frozen = (bits >> TASK_FROZEN_BIT) & 1; /* also set in the parent of a vfork */
     if (t->state == STATE_INTERRUPTIBLE && is_futex_wait(t->nr) && !is_frozen) {
-#ifdef WITH_FUTEX
+#if defined(FUTEX_CALLS) || defined(FUTEX_WAITS)
         struct system_call call = call_of(saved, 4);
         t->call.tid = tid;
         t->call.uaddr = call.args[0];

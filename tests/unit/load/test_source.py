@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from lockd.load.choose import Choice
+from lockd.load.hooks import parts_of
 from lockd.load.settings import LoadSettings, Trace
 from lockd.load.source import BPF_DIR, LRU_SIZES, RESERVED_BY_CPU, SIZES, assemble, source_for
 
@@ -20,6 +22,20 @@ TYPES = SimpleNamespace(
     tracepoint_args=lambda _: 3,
 )
 HOST: Any = SimpleNamespace(types=TYPES, can_cast=False)
+
+PROGRAMS = ("futex", "offcpu", "kernel_locks")
+CALLS = LoadSettings(PROGRAMS, 8192, THREADS, 64, 0, 1, "contention", "calls", ())
+
+
+def compiled(*, with_calls: bool) -> tuple[set[str], set[str]]:
+    """Return the files and the macros of the source in mode calls, on a host that can see calls or cannot."""
+    choices = [
+        Choice(part, part.ways[0] if with_calls or part.what != "calls" else None, (), "")
+        for part in parts_of(PROGRAMS, "contention", "calls")
+    ]
+    text = source_for(CALLS, choices, HOST).text
+    files, macros = r'^#line 1 "(\S+)"', r"^#define (\w+)"
+    return set(re.findall(files, text, re.MULTILINE)), set(re.findall(macros, text, re.MULTILINE))
 
 
 def sizes(trace: Trace | None = None) -> dict[str, int]:
@@ -57,3 +73,12 @@ def test_the_macros_are_those_of_all_such_maps_of_the_daemon_and_of_no_others() 
             (of_lru if kind == "lru_hash" else of_others).add(macro)
     assert of_lru - {"ENTRIES"} == set(LRU_SIZES)  # ENTRIES: of a trace, and large
     assert not of_others & set(LRU_SIZES)
+
+
+def test_calls_that_no_hook_shows_are_left_out_and_their_maps_are_not() -> None:
+    code, maps = "daemon/futex_calls.bpf.c", {"daemon/captures.bpf.c", "daemon/futex.bpf.c"}
+    files, macros = compiled(with_calls=True)
+    assert files >= {code, "daemon/sched.bpf.c", *maps} and "FUTEX_CALLS" in macros
+    files, macros = compiled(with_calls=False)
+    assert files >= {"daemon/sched.bpf.c", *maps} and "WITH_FUTEX" in macros
+    assert code not in files and "FUTEX_CALLS" not in macros
