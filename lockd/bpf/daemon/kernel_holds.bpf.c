@@ -489,9 +489,11 @@ static __always_inline void hold_untimed(u64 lock)
 }
 
 /* Attached to osq_unlock(), with which a thread ends spinning for an rwsem. No tracepoint shows this
- * spinning. If the thread got the lock by spinning, its hold begins now. Otherwise it goes on to wait. */
+ * spinning. If the thread got the lock by spinning, its hold begins now. Otherwise it goes on to wait. Where
+ * no thread spins for rwsems, the function may be there for mutexes. */
 int lock_spun_for(probed *ctx)
 {
+#ifdef RWSEM_OSQ
     struct kernel_holding_key at = {
         .lock = ARGUMENT(ctx) - RWSEM_OSQ,
         .tid = bpf_get_current_pid_tgid(),
@@ -500,6 +502,7 @@ int lock_spun_for(probed *ctx)
 
     if (holding && holding->asked)
         holding->since[holding->depth & (NESTED - 1)] = bpf_ktime_get_ns();
+#endif
     return 0;
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,3 +83,47 @@ def test_calls_that_no_hook_shows_are_left_out_and_their_maps_are_not() -> None:
     files, macros = compiled(with_calls=False)
     assert files >= {"daemon/sched.bpf.c", *maps} and "WITH_FUTEX" in macros
     assert code not in files and "FUTEX_CALLS" not in macros
+
+
+def macros(has_member: Callable[[str, str], bool]) -> set[str]:
+    """Return the macros of the source for a kernel that has these members of its structs."""
+    types = SimpleNamespace(**{**vars(TYPES), "has_member": has_member})
+    host: Any = SimpleNamespace(types=types, can_cast=False)
+    return set(re.findall(r"^#define (\w+)", source_for(CALLS, [], host).text, re.MULTILINE))
+
+
+def members_not_of_all_kernels() -> list[tuple[str, str]]:
+    """Return each struct and member for which the source asks whether the kernel has it."""
+    asked: dict[tuple[str, str], None] = {}
+
+    def has_member(struct: str, member: str) -> bool:
+        asked[struct, member] = None
+        return True
+
+    macros(has_member)
+    return list(asked)
+
+
+def unguarded(names: set[str]) -> list[str]:
+    """Return the lines of the daemon's programs that use one of the macros, and are in no #if about one."""
+    found = []
+    for file in [*BPF_DIR.glob("daemon/*.c"), *BPF_DIR.glob("include/*.h")]:
+        conditions: list[str] = []
+        for line in file.read_text().splitlines():
+            if line.startswith("#if"):
+                conditions.append(line)
+            elif line.startswith("#endif"):
+                conditions.pop()
+            elif names & words(line) and not any(names & words(condition) for condition in conditions):
+                found.append(f"{file.name}: {line.strip()}")
+    return found
+
+
+def words(line: str) -> set[str]:
+    return set(re.findall(r"\w+", line))
+
+
+@pytest.mark.parametrize("member", members_not_of_all_kernels(), ids=".".join)
+def test_what_a_kernel_may_lack_is_used_only_where_it_is_there(member: tuple[str, str]) -> None:
+    missing = macros(lambda *_: True) - macros(lambda *other: other != member)
+    assert unguarded(missing) == []
