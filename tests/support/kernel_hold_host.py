@@ -49,12 +49,12 @@ def slot_of(ns: int) -> int:
 
 def entry(
     tid: int, *, lock: int = LOCK, lock_type: int = MUTEX, acquired: int = 1, held: int | None = None,
-    tgid: int = 0, comm: bytes = b"shop", cgroup: int = 1,
+    tgid: int = 0, comm: bytes = b"shop", cgroup: int = 1, is_mmap_lock: bool = False,
 ) -> Entry:  # fmt: skip
     """Return an entry of the aggregate: acquisitions, and one hold of `held` ns unless that is None."""
     slot, holds, ns = (SLOT_NONE, 0, 0) if held is None else (slot_of(held), 1, held)
     who = (cgroup, comm, b"thread", tgid or tid, 0)
-    return (lock, tid, lock_type, slot, 0), (acquired, holds, ns, ns, 0, who)
+    return (lock, tid, lock_type, slot, 0), (acquired, holds, ns, ns, is_mmap_lock, who)
 
 
 class Host:

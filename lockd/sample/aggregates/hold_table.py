@@ -12,7 +12,7 @@ from lockd.columns.index import Groups, Hashes, Rows, mix
 from lockd.columns.structs import Columns
 from lockd.columns.table import Table
 from lockd.names.client import Resolver
-from lockd.names.protocol import KernelLock, LockAnswer
+from lockd.names.protocol import ANON, KernelLock, LockAnswer
 from lockd.sample.aggregates.identities import ProcessNames
 from lockd.sample.aggregates.ongoing import OngoingWaits
 from lockd.sample.series.label_hash import hash_labels
@@ -62,7 +62,7 @@ class HoldTable:
         """
         table = self._table
         rows = self._rows(codes, addresses, types, processes, now)
-        table["is_mmap_lock"][rows] |= values["is_mmap_lock"] != 0
+        note_mmap_locks(table, rows[values["is_mmap_lock"] != 0])
         groups = Groups(rows)
         table["acquisitions"][groups.rows] += groups.sum(acquired)
         table["holds"][groups.rows] += groups.sum(values["holds"])
@@ -134,12 +134,13 @@ class HoldTable:
         """Give the lock of an answer its name, unless the lock has left the table.
 
         A provisional answer has no name, because the namer ended before it answered. The question will be
-        asked again.
+        asked again. An mmap_lock always has a name: `anon` is the answer to a question that was asked before
+        the lock was known as one.
         """
         row = int(self._table.find(np.array([answer.key], np.uint64))[0])
         if row >= 0 and answer.is_provisional:
             self._table["is_asked"][row] = False
-        elif row >= 0:
+        elif row >= 0 and not (self._table["is_mmap_lock"][row] and answer.lock == ANON):
             self._table["lock"][row] = answer.lock
 
     def choose_shown(self, processes: Columns, addresses: Columns, types: Columns, most: int) -> ShownHolds:
@@ -155,6 +156,17 @@ class HoldTable:
         top = self._top_rows()
         uncontended = top[np.isin(top, rows, invert=True)][:most]
         return ShownHolds(self._table, self._type_names, rows, uncontended)
+
+
+def note_mmap_locks(table: Table, rows: Rows) -> None:
+    """Note that the locks in these rows of a table are each the mmap_lock of an address space.
+
+    The name of a lock that was not known as one is asked for again, because the namer could not tell it. A
+    row may be there several times.
+    """
+    is_new = ~table["is_mmap_lock"][rows]
+    table["is_asked"][rows[is_new]] = False
+    table["is_mmap_lock"][rows] = True
 
 
 class ShownHolds:

@@ -17,6 +17,7 @@ from lockd.names.client import Resolver
 from lockd.names.labels.processes import Processes
 from lockd.names.protocol import UNKNOWN
 from lockd.sample.aggregates.contention import ContentionTables, lock_key
+from lockd.sample.aggregates.hold_table import note_mmap_locks
 from lockd.sample.aggregates.lock_holders import LockHolders
 from lockd.sample.aggregates.lock_series import ASKED_AT_ONCE, LockSeries
 from lockd.sample.aggregates.ongoing import LASTING_NS, Moment, OngoingWaits, name_waits
@@ -112,7 +113,7 @@ class KernelLockAggregates:
             now,
         )
         locks = contention.locks
-        locks["is_mmap_lock"][lock_rows] |= values["is_mmap_lock"] != 0
+        note_mmap_locks(locks, lock_rows[values["is_mmap_lock"] != 0])
         frames = locks["frames"]
         for i in np.flatnonzero((positions >= 0) & ~locks["is_asked"][lock_rows]):
             frames[lock_rows[i]] = frames[lock_rows[i]] or stacks.frames(int(positions[i]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -84,13 +85,23 @@ class Host:
             Moment(cast(Any, identities), nothing, nothing, of_kernel, None, clock, NOW, has_detail)
         )
 
-    def fold(self, *waits: tuple[int, int, tuple[int, ...]], now: float = NOW, wait_ns: int = 1000) -> None:
-        """Fold waits of `wait_ns` each: the lock, the thread and the stack."""
+    def fold(
+        self,
+        *waits: tuple[int, int, tuple[int, ...]],
+        now: float = NOW,
+        wait_ns: int = 1000,
+        for_mmap_lock: Sequence[bool] = (False,),
+    ) -> None:
+        """Fold waits of `wait_ns` each: the lock, the thread and the stack.
+
+        `for_mmap_lock` is whether each is, or all are, for the mmap_lock of the thread's address space.
+        """
         addresses, tids = (np.array([wait[i] for wait in waits], np.uint64) for i in (0, 1))
         keys = np.zeros(len(waits), ENDED_KEY)
         values = np.zeros(len(waits), ENDED)
         keys["lock"], keys["tid"] = addresses, tids
         values["waits"], values["wait_ns"], values["max_wait_ns"] = 1, wait_ns, wait_ns
+        values["is_mmap_lock"] = for_mmap_lock
         names = np.empty(1, object)
         names[0] = SHOP
         processes = ProcessNames(cast(Any, names), np.zeros(len(waits), np.int64))
@@ -204,6 +215,18 @@ def test_a_lock_whose_question_was_lost_with_a_namer_is_asked_for_again(host: Ho
     assert len(host.asked) == 3
     assert host.site_counts() == {("other", "other"): 2, ("pipe->mutex", "pipe_write"): 1}
     assert not any(host.contention.locks["frames"][host.contention.locks["lock"] == "pipe->mutex"])
+
+
+def test_a_lock_is_known_as_an_mmap_lock_by_any_wait_for_it(host: Host) -> None:
+    """Another process of this name may have waited for it as well, to read about this one."""
+    waits = (LOCK, 1, (1, 3)), (LOCK, 2, (1, 3))
+    host.fold(*waits)
+    host.fold(*waits, for_mmap_lock=(True, False))
+    host.fold(*waits, for_mmap_lock=(False, True))
+    assert [(question.stack, question.is_mmap_lock) for question in host.asked] == [
+        ((1, 3), False),
+        ((1, 3), True),
+    ]
 
 
 def test_short_waits_do_not_wake_the_namer(host: Host) -> None:

@@ -15,10 +15,10 @@ import pytest
 
 from lockd.names.labels.processes import Processes
 from lockd.names.labels.units import Units
-from lockd.names.protocol import KernelLock, LockAnswer
+from lockd.names.protocol import ANON, UNKNOWN, KernelLock, LockAnswer
 from lockd.process.clock import NS
 from lockd.sample.aggregates.kernel_holds import ABANDONED_NS
-from tests.support.kernel_hold_host import LOCK, MUTEX, READ, SEMAPHORE, US, Host, entry
+from tests.support.kernel_hold_host import LOCK, MUTEX, READ, SEMAPHORE, US, WRITE, Host, entry
 from tests.support.small_procfs import Procfs
 
 
@@ -164,6 +164,34 @@ def test_a_held_lock_whose_question_was_lost_with_a_namer_is_asked_for_again(hos
     assert [row["lock"] for row in host.api()] == [""]
     host.look()
     assert table._table["is_asked"].any()
+
+
+def test_the_mmap_lock_gets_its_name_when_it_is_known_as_one(host: Host, procfs: Procfs) -> None:
+    """It is so when the hold ends. While the hold goes on, the namer cannot name it."""
+    procfs.add(7, b"shop")
+    table = host.holds._table
+    host.look(host.held(7, 2.0, lock_type=WRITE))
+    (row,) = np.flatnonzero(table._table["is_asked"])
+    key = int(table._table["key"][row])
+    table.set_name(LockAnswer(key, False, ANON, UNKNOWN))
+    host.fold(entry(7, lock_type=WRITE, held=2 * NS, is_mmap_lock=True))
+    host.look()
+    *_, question = table._resolver._queue
+    assert isinstance(question, KernelLock)
+    assert (question.key, question.is_mmap_lock) == (key, True)
+    table.set_name(LockAnswer(key, False, "mmap_lock", UNKNOWN))
+    table.set_name(LockAnswer(key, False, ANON, UNKNOWN))  # had waited, with the first question
+    assert [row["lock"] for row in host.api()] == ["mmap_lock"]
+    host.fold(entry(7, lock_type=WRITE, held=2 * NS, is_mmap_lock=True))
+    assert table._table["is_asked"][row]
+
+
+@pytest.mark.parametrize("of_own", [(True, False), (False, True)])
+def test_it_is_known_as_one_by_any_of_several_holds(host: Host, of_own: tuple[bool, bool]) -> None:
+    """A hold that another thread ended does not tell."""
+    host.fold(*(entry(7 + i, tgid=7, is_mmap_lock=is_own) for i, is_own in enumerate(of_own)))
+    (row,) = np.flatnonzero(host.holds._table._table.used)
+    assert host.holds._table._table["is_mmap_lock"][row]
 
 
 # --- Holders that are gone ------------------------------------------------------------------------
