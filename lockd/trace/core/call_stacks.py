@@ -1,6 +1,7 @@
-"""The call stacks of a trace, by the numbers that the programs give them.
+"""The call stacks of a trace, by the numbers that the BPF programs give them.
 
-Stacks are collected when a window is drained, and unwound while the trace leaves time for it.
+Stacks are collected when a window is drained. Their user sides are unwound later: in the time that the trace
+leaves between two drains, and at its end.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from lockd.names.unwind.capture import Capture, decode_captures
 from lockd.views.profile import KernelFrame, Mark
 
 PAIRS = ("kernel_stacks", "user_stacks")
-"""The pairs of maps that the loader hands over for stacks (lockd/bpf/include/trace.bpf.h)."""
+"""The pairs of maps that contain new stacks (lockd/bpf/include/trace.bpf.h)."""
 NO_STACK, LOST_STACK = 0, 1
-"""Two stack numbers of trace.bpf.h. NO_STACK: no stack was asked for. LOST_STACK: it found no room."""
+"""Two stack numbers of trace.bpf.h. NO_STACK: no stack was asked for, or the user side of a kernel thread.
+LOST_STACK: there was no room for the stack."""
 LOST = (Mark("[stack lost]"),)
 """The frames that stand for a stack that was lost."""
 
 MOST_CAPTURED = 8192
-"""The most captures that may wait to be unwound. Each takes up to 17 KiB, and 0.2 ms to unwind."""
+"""The most captures that may wait to be unwound. Each takes up to 18 KiB, and 0.2 ms to unwind."""
 MOST_NUMBERS = 1 << 18
-"""The most stack numbers that are remembered, of the kernel and of user space each. Several numbers can stand
-for one stack. Stacks with further numbers are lost."""
+"""The most stack numbers that are remembered of the kernel, and the most of user space. Stacks with further
+numbers are lost. Several numbers can stand for one stack."""
 
 Names = tuple[str, ...]
 """The functions of a stack, innermost first."""
@@ -51,10 +53,12 @@ class CallStacks:
         self._captured: dict[int, tuple[int, Capture]] = {}
         self._queue: deque[int] = deque()
         self._shared: dict[Any, Any] = {}
-        """One object for all equal ones, of addresses, names and tuples of names, to save memory."""
+        """Addresses, names and tuples of names, by themselves. Equal ones share one object, which saves
+        memory."""
         self._kernel_frames: dict[str, KernelFrame] = {}
         self._small_numbers = itertools.count(LOST_STACK + 1)
-        """Numbers for add_unwound() and add_sleeping(). Those of the programs are hashes of 64 bits."""
+        """Numbers for add_unwound() and add_sleeping(), from 2 on. The numbers that programs give are hashes
+        of 64 bits, which are hardly ever so small."""
         self.lost = 0
         """Stacks for which there was no room."""
 
@@ -66,8 +70,9 @@ class CallStacks:
     def add(self, taken: dict[str, Entries]) -> None:
         """Add the stacks of a window, and read the mappings of their processes, which may end at any time.
 
-        `taken` has the drained entries by the name of their pair, those of PAIRS among them. In entries of
-        other pairs, the numbers of lost stacks are changed to LOST_STACK.
+        `taken` has the drained entries by the name of their pair, those of PAIRS among them. In the entries
+        of other pairs, members of type struct call_stack_ids with the number of a lost stack are changed to
+        LOST_STACK.
         """
         share = self._shared.setdefault
         if "kernel_stacks" in taken:
@@ -152,7 +157,7 @@ class CallStacks:
             self.user(self._queue.popleft())
 
     def user(self, number: int) -> Names:
-        """The functions in user space, innermost first; empty for a kernel thread."""
+        """The functions in user space, innermost first; empty for NO_STACK, LOST if the stack was lost."""
         if number not in self._user and number in self._captured:
             functions = self.names.user_stack(*self._captured.pop(number))
             names = tuple(self._shared.setdefault(name, name) for name in functions)
@@ -160,7 +165,7 @@ class CallStacks:
         return self._user.get(number, LOST)
 
     def kernel(self, number: int) -> Names:
-        """The functions in the kernel as KernelFrame, innermost first."""
+        """The functions in the kernel as KernelFrame, innermost first; LOST if the stack was lost."""
         if number not in self._kernel and number in self._addresses:
             functions = self.names.kernel_stack(self._addresses[number])
             names = tuple(self._kernel_frames.setdefault(name, KernelFrame(name)) for name in functions)

@@ -15,14 +15,16 @@ from lockd.trace.core.output import csv_line
 from lockd.trace.core.session import Session
 
 OF_THREADS = ("comm", "pid", "tid", "stack")
-"""The labels of --by that every tool has."""
+"""The labels that --by takes in every tool."""
 ID_OF_CPU = 1 << 63
-"""A bit in the id of an idle thread, which has the number of its CPU (lockd/bpf/include/group.bpf.h)."""
+"""The bit that marks the `id` of an idle thread. The other bits of such an id are the number of the CPU
+(lockd/bpf/include/group.bpf.h)."""
 MOST_STEPS = 1000
 """The greatest number of steps that --linear takes."""
 
 Row = tuple[Any, int, float | None, float | None]
-"""A slot (or a text, for a tally), the number of its values, their sum, and the greatest of them."""
+"""A slot (or a text, for a tally), the number of its values, their sum, and the greatest of them. Sum and
+greatest value are None if they are not known."""
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -65,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser, by: str, default: str = "none")
 
 
 def defines(args: argparse.Namespace) -> dict[str, int | None]:
-    """The defines with which the programs are compiled for these options.
+    """The macros with which the BPF programs are compiled for these options, by name.
 
     Sets `args.wants_stacks`, which options.load_settings() reads.
     """
@@ -87,7 +89,10 @@ def check(args: argparse.Namespace, more: tuple[str, ...]) -> None:
 
 
 def columns_of(groups: Columns) -> dict[str, list[Any]]:
-    """The labels OF_THREADS, one value for each row of struct group (lockd/bpf/include/group.bpf.h)."""
+    """The values of the labels OF_THREADS, by label: one value for each row of `groups`.
+
+    The rows are struct group (lockd/bpf/include/group.bpf.h).
+    """
     pids, tids = ids_of(groups["id"])
     comms = list(map(processes.text, groups["comm"].tolist()))
     return {"comm": comms, "pid": pids, "tid": tids, "stack": stacks_of(groups["stacks"])}
@@ -105,13 +110,17 @@ def stacks_of(numbers: Columns) -> list[tuple[int, int]]:
 
 
 class Groups:
-    """The values of a trace by group: a histogram for each group, or a tally of texts if `scale` is None."""
+    """The values of a trace by group: a histogram for each group, or a tally of texts if `scale` is None.
+
+    Values whose labels `by` are equal are one group.
+    """
 
     def __init__(self, by: tuple[str, ...], scale: Scale | None, session: Session) -> None:
         self._by, self._scale = by, scale
         self._stacks = session.stacks if "stack" in by else None
         self._histograms: dict[tuple[Any, ...], Histogram | Tally] = {}
-        """By the values of the labels `by`, where the value of a stack is the numbers of its two sides."""
+        """By the values of the labels `by`. The value of a stack is the pair of its numbers, user and kernel
+        side."""
 
     def add(self, columns: Mapping[str, Sequence[Any]], rows: Iterable[Row]) -> int:
         """Add rows of a window. `columns` has the value of every label for each row, by label name.
@@ -129,7 +138,10 @@ class Groups:
         return values
 
     def lines(self, form: str, unit: str = "") -> Iterator[str]:
-        """The lines of all groups in a format of histogram.FORMATS. CSV has its head even without groups."""
+        """The lines of all groups in a format of histogram.FORMATS; `unit` is the unit of the values.
+
+        CSV has its head line even without groups.
+        """
         groups = self.result()
         if form == "csv" and not groups:
             columns = ("from", "below") if self._scale else ("value",)

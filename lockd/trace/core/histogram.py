@@ -84,20 +84,23 @@ class Bucket:
 
 @dataclass
 class Histogram:
-    """Numbers of values by slot, with their sum and maximum if these are known of all values."""
+    """Numbers of values by slot, with the sum and the maximum if these are known for all values."""
 
     scale: Scale = LOG2
     counts: dict[int, int] = field(default_factory=dict)
     """Number of values by slot."""
     sum: float | None = None
-    """Sum of all values; None if it is not known of all of them."""
+    """Sum of all values; None if it is unknown for some of them."""
     max: float | None = None
-    """The greatest value; None if it is not known of all of them."""
+    """The greatest value; None if it is unknown for some values."""
 
     def add(
         self, slot: int, count: int = 1, total: float | None = None, highest: float | None = None
     ) -> None:
-        """Add `count` values of one slot; `total` is their sum and `highest` the greatest of them."""
+        """Add `count` values of one slot; `total` is their sum and `highest` the greatest of them.
+
+        None for one of these means that it is not known.
+        """
         self._add_extremes(total, highest)
         self.counts[slot] = self.counts.get(slot, 0) + count
 
@@ -161,7 +164,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Group:
-    """A histogram or tally of a result, with the labels that tell it from the others."""
+    """A histogram or tally of a result, with the labels of its values."""
 
     labels: Mapping[str, Label]
     """Labels by name; all groups of a result have the same names."""
@@ -231,14 +234,14 @@ def _printable(value: object) -> object:
 
 
 FORMATS = {"text": text, "json": as_json, "csv": as_csv}
-"""Lines of a result, by the name of the format."""
+"""Functions that return the lines of a result, by the name of the format."""
 
 
 def as_bcc(histogram: Histogram) -> Iterator[str]:
     """The lines of a histogram by powers of two in the format of bcc's tools: `4 -> 7 : 12 |****|`.
 
-    The values are microseconds, and none may be negative. Zero and one share a line. Programs that read files
-    of those tools can read the lines.
+    The values are microseconds, and none may be negative. Zero and one share a line. Programs that read the
+    output of bcc's tools can read these lines too.
     """
     counts = {max(slot, 2): 0 for slot in histogram.counts}
     for slot, count in histogram.counts.items():

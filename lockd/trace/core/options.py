@@ -14,13 +14,13 @@ from lockd.trace.core.session import TRACED_PROCESSES, TRACED_THREADS
 UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "h": 3600.0}
 """Seconds of each unit of a duration."""
 LONGEST_NS = 2**63 - 1
-"""The maximum of max_block_ns, which excludes no wait."""
+"""The greatest value of LoadSettings.max_block_ns. With it no wait is too long to be counted."""
 MOST_ID = 2**31 - 1
 """The greatest id of a process or a thread that the kernel's calls take."""
 STACKS = 1024
-"""Default number of new stacks in one window, of the kernel and of user space each."""
+"""Default for the number of new stacks that one window has room for, of the kernel and of user space each."""
 KEPT_STACKS = 65536
-"""The most stack numbers that the programs remember, in order not to hand over the same stack again."""
+"""The most stack numbers that the programs remember. The stack of a remembered number is not stored again."""
 MOST_TRACED = 1024
 """The most process ids, and the most thread ids, that a trace can be limited to."""
 PROFILE_FORMATS = ("stacks", "folded", "json", "table", "pprof")
@@ -164,9 +164,9 @@ def load_settings(
 ) -> LoadSettings:
     """The loader's settings for the parsed options.
 
-    `trace` is what the tool itself adds; its defines take precedence. `programs` are the programs of the
+    `trace` is what the tool itself adds; its macros take precedence. `programs` are the programs of the
     daemon that are loaded too. `entries` is the number of entries of each map of a pair, and `threads` the
-    number of threads that can be followed at a time. `lock_mode` is the mode of `kernel_locks`.
+    number of threads that can be followed at a time. `lock_mode` is the mode of the program `kernel_locks`.
     """
     defines: dict[str, int | None] = {"KEPT_STACKS_ENTRIES": KEPT_STACKS, "TRACED_ENTRIES": MOST_TRACED}
     maps = trace.maps

@@ -21,13 +21,16 @@ from lockd.views import flamegraph, pprof
 from lockd.views.profile import Profile, Sample
 
 GRAPHS = {".svg": flamegraph.svg, ".html": flamegraph.page}
-"""The functions that draw flame graphs, by the suffix of the file's name."""
+"""The functions that draw a flame graph, by the suffix of the file's name."""
 TABLE_FRAMES = 3
 """Functions of each stack that are shown in a table."""
 
 
 def check(path: Path | None) -> None:
-    """Raise UsageError if the file `path` cannot be written: a trace fails at its start, not at its end."""
+    """Raise UsageError if the file `path` cannot be written, so that a trace fails at its start.
+
+    None stands for standard output, which is not checked.
+    """
     if path is None:
         return
     try:
@@ -105,7 +108,7 @@ def innermost(sample: Sample) -> Sequence[str]:
 
 
 def table(profile: Profile, brief: Callable[[Sample], Sequence[str]] = innermost) -> Iterator[str]:
-    """Lines of the format `table`: a head, then the samples, the largest value first.
+    """Lines of the format `table`: a head, then the samples, those with the largest first value first.
 
     `brief` picks the functions of a sample that are shown, innermost first.
     """
@@ -141,7 +144,7 @@ def csv_line(fields: Iterable[object], quote_texts: bool = False) -> str:
 
 
 FORMATS = {"folded": folded, "stacks": multiline, "json": as_json, "table": table}
-"""Lines of a profile as text, by the name of the format."""
+"""Functions that return the lines of a profile, by the name of the format."""
 
 
 def write(
@@ -221,7 +224,7 @@ def _opened(path: Path | None, mode: str = "wb") -> Iterator[BinaryIO]:
     if not path:
         yield file
         with _explained(path):
-            file.flush()  # not after Ctrl-C, as flushing could wait for the reader of a pipe once more
+            file.flush()  # not after Ctrl-C: flushing could wait for the reader of a pipe once more
         return
     try:
         yield file

@@ -54,8 +54,9 @@ class Session:
 
     The trace ends after `duration` seconds (None: no limit), on SIGINT or SIGTERM, or when all processes
     `only` and all `threads` have ended, if any are given. `title` begins every message of the session.
-    `others` names the maps that the tool reads itself. `optional` names the parts (Part.what in
-    lockd/load/hooks.py) without which the tool can work. `shown` says what is printed of each stack frame.
+    `others` names the maps of the tool that are not hash maps; the tool reads these itself. `optional` names
+    the parts (Part.what in lockd/load/hooks.py) without which the tool can work. `shown` says what is printed
+    of each stack frame.
     """
 
     def __init__(
@@ -147,12 +148,12 @@ class Session:
             self._forget_ended()
             if self.progress.is_due:
                 self.progress.show_counts(self.elapsed, self.events, self.lost_events)
-        # From this moment on, all programs ignore what begins. They are detached one after another, which can
-        # take a minute. Until then they only count ends of what began before.
+        # From here on, no program counts anything that begins. The programs are detached one after another,
+        # which can take a minute. Until then they count at most the ends of what began before.
         self._pairs.control.set_tracing(False)
         self.progress.show_text(f"{self.title}: detaching")
-        # Losses are read before detaching. While hooks are detached one after another, programs see
-        # beginnings whose ends would be missed, and count them as lost although nothing is missing.
+        # Losses are read before detaching. While hooks are detached one after another, programs may see a
+        # beginning without its end, or the reverse. They count that as a loss, although nothing is missing.
         self._lost = self._read_losses()
         self._detach()
         for _ in range(2):
@@ -240,7 +241,7 @@ class Session:
         return self._stopped or self._lifetimes.have_ended
 
     def _report_missing_hooks(self) -> None:
-        """Print the hooks that could not be attached to standard error.
+        """Print on standard error which hooks could not be attached.
 
         Raises HostError if a part that is not optional has no mechanism on this host.
         """
@@ -272,7 +273,10 @@ class Session:
             return None
 
     def _traced_ids(self) -> list[tuple[HashMap, tuple[int, ...]]]:
-        """The maps of traced processes and threads, each with its ids, as far as there are any."""
+        """The maps TRACED_PROCESSES and TRACED_THREADS, each with the ids to write to it.
+
+        A map without ids, or that was not loaded, is left out.
+        """
         ids = {TRACED_PROCESSES: self._only, TRACED_THREADS: self._threads}
         return [(self.map(name), numbers) for name, numbers in ids.items() if name in self.fds and numbers]
 

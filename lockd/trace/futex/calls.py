@@ -17,8 +17,8 @@ from lockd.trace.core.histogram import Histogram
 from lockd.trace.futex.lock_rows import LockRow
 
 NameOf = Callable[[int, int, str], tuple[str, str]]
-"""A function that returns kind and name of a lock. Its arguments are the process, the address, and the kind
-that the calls look like, or an empty string."""
+"""A function that returns the kind and the name of a lock. Its arguments are the process, the address, and
+the kind that the arguments of the futex calls suggest, or an empty string."""
 
 KEY = ("tgid", "tid", "uaddr", "kind", "slot", "error", "stack", "is_open")
 SUMS = ("calls", "blocked_ns", "sys_ns")
@@ -30,9 +30,10 @@ CALLS = np.dtype([
 """A row of sums over all calls with the same KEY. `stack` is a number of CallStacks; `is_open` is 1 for waits
 that were open at the end of the trace."""
 MERGED_AT = 16384
-"""The number of rows that are collected before they are merged."""
+"""The least number of rows that are collected before they are merged."""
 MOST = 1 << 20
-"""The most keys that are told apart: about 100 MB. Calls with further keys are counted without names."""
+"""The most keys that have rows of their own, which take about 100 MB. Calls with further keys are counted
+without names."""
 NAMES = ("tgid", "tid", "uaddr", "stack")
 """The columns of KEY that are 0 in a row without names."""
 UNKNOWN = "[no room]"
@@ -40,7 +41,7 @@ UNKNOWN = "[no room]"
 
 
 class FutexCalls:
-    """The sums of all calls so far. `most` is the number of keys that are told apart."""
+    """The sums of all calls so far. `most` is the largest number of keys with rows of their own."""
 
     def __init__(self, manifest: Manifest, most: int = MOST) -> None:
         kinds = manifest.enums["futex_kind"]
@@ -50,7 +51,7 @@ class FutexCalls:
         self.total = 0
         """Number of calls."""
         self.nameless = 0
-        """Number of calls that were counted without names, as there were too many keys."""
+        """Number of calls that were counted without names, because there were more than `most` keys."""
         self._most = most
         self._comms: dict[int, str] = {0: UNKNOWN}
         self._merged = np.empty(0, CALLS)
@@ -98,7 +99,7 @@ class FutexCalls:
         return self._merged
 
     def _make_room(self, parts: Columns) -> None:
-        """Remove the names from rows with new keys, as far as there are more than `most` keys."""
+        """Set the columns NAMES to 0 in rows with new keys for which there is no room (`most`)."""
         hashes = _hashes(parts)
         is_known = np.isin(hashes, _hashes(self._merged))
         fresh = np.unique(hashes[~is_known])
@@ -149,7 +150,7 @@ class FutexCalls:
         row.ongoing += call.calls * call.is_open
 
     def _main_kinds(self, merged: Columns) -> dict[tuple[int, int], str]:
-        """The kind that most waits at each process and address look like."""
+        """The most frequent kind of the waits at each process and address."""
         counts: dict[tuple[int, int], Counter[str]] = {}
         for call in map(_Call._make, merged[merged["kind"] < self.wake].tolist()):
             counter = counts.setdefault((call.tgid, call.uaddr), Counter())

@@ -63,7 +63,7 @@ class FutexTrace:
 
     rows: list[LockRow]
     holders: list[HolderRow]
-    """The code that held locks, if it was asked for."""
+    """The code that held locks; empty if it was not asked for."""
     histograms: dict[tuple[int, int], Histogram]
     """Histograms of blocked times in microseconds, by process and address of the lock."""
     began: float
@@ -164,6 +164,7 @@ def trace_calls(
 ) -> FutexTrace:
     """Trace futex calls for `duration` seconds (None: no limit) with the options of add_trace_options().
 
+    `with_names` is whether to find kinds and names of locks, `with_holders` whether to find their holders.
     Losses are printed to standard error; with `args.debug` also the counts of the steps of calls.
     Raises HostError or UsageError as Session does.
     """
@@ -232,7 +233,7 @@ def _all_processes() -> Iterable[int]:
 
 
 def _print_steps(session: Session, older: int, still_open: int) -> None:
-    """Print the counts of the steps of calls to standard error, and how many calls have no end."""
+    """Print on standard error how many calls reached each step, and of how many the end was not seen."""
     info = next(info for info in session.manifest.maps if info.name == "steps")
     counts = PerCpuCounters(session.fds["steps"], info).read().tolist()
     steps = dict(zip(session.manifest.enums["step"], counts, strict=False))

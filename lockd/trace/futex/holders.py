@@ -1,4 +1,4 @@
-"""Holders of locks in a trace: for how long the code that released each lock had made threads wait for it."""
+"""Holders of locks in a trace: the code that released each lock, and how long threads had waited for it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FORMAT = CsvFormat(
 
 @dataclass
 class Held:
-    """What is known of a stack that released a lock."""
+    """The sums over the releases of a lock by one stack, or over the waits for it that no release ended."""
 
     releases: int = 0
-    """The number of releases that woke a thread."""
+    """The number of releases that woke a thread, or of waits that no release ended."""
     waited_ns: int = 0
     """Time for which threads had waited for the lock since the previous release, summed over the releases."""
     max_waited_ns: int = 0
@@ -37,7 +37,7 @@ class Held:
 
 @dataclass
 class HolderRow(Held):
-    """The releases of one lock by one stack."""
+    """The row of a lock and a stack that released it."""
 
     pid: int = 0
     """The process that waited."""
@@ -73,7 +73,7 @@ class Holders:
             held.max_waited_ns = max(held.max_waited_ns, int(value["max_waited_ns"]))
 
     def rows(self, stack_of: Callable[[int], tuple[str, ...]], name_of: NameOf) -> list[HolderRow]:
-        """The rows of all locks, those for which threads waited longest first.
+        """The rows of all locks of the kinds `lock` and `pi`, the one with the most waited time first.
 
         `stack_of` returns the functions of a stack by its number, innermost first.
         """
@@ -150,4 +150,4 @@ BY_HOLDER = Grouping[HolderRow](
     },
     shown=("waited.sum", "releases", "waited.avg", "waited.max"),
 )
-"""The grouping by lock and holder. `waited.avg` is the average of a release."""
+"""The grouping by lock and holder. `waited.avg` is the mean time per release."""

@@ -13,20 +13,20 @@ from lockd.names.stacks import StackNames
 from lockd.names.unwind.capture import Capture, decode_captures
 
 MOST_UNCAPTURED = 10_000
-"""The most locks that are named from their address alone, because no thread blocked on them and was captured.
-Further such locks have no name."""
+"""The most locks that are named from their address alone, because no thread was captured as it blocked on
+them. Further such locks have no name."""
 
 MOST_CAPTURED = 4096
-"""The most captures that wait to be examined, of up to 18 KiB each. If a capture is left out, the programs
-capture the lock again after 10 seconds."""
+"""The most captures that wait to be examined, of up to 18 KiB each. Further ones are dropped: the programs
+capture a thread again that blocks on the lock 10 seconds later."""
 
 Lock = tuple[int, int, str]
-"""The process and the address of a lock, and the kind that its calls look like: a program can use an address
-again for another kind of lock."""
+"""The process and the address of a lock, and the kind that the arguments of its futex calls suggest. The kind
+is part of it because a program can use an address again for another kind of lock."""
 
 
 class LockNames:
-    """Names of locks, which `names` finds from captures. `kinds` are the kinds by the programs' numbers."""
+    """Names of locks, which `names` finds from captures. `kinds` are the members of enum futex_kind."""
 
     def __init__(self, names: StackNames, kinds: Sequence[str]) -> None:
         self._names, self._kinds = names, kinds
@@ -64,7 +64,10 @@ class LockNames:
             self._known[lock] = answer
 
     def name(self, tgid: int, address: int, guess: str) -> tuple[str, str]:
-        """Kind and name of a lock. Both can be empty; the kind only if `guess` is, as it is for wakes."""
+        """Kind and name of a lock. The name is empty if it is not known.
+
+        The kind is empty only if it is not known and `guess` is empty, as it is for calls that wake.
+        """
         lock = tgid, address, guess
         if lock not in self._known and tgid and self._uncaptured < MOST_UNCAPTURED:
             self._uncaptured += 1

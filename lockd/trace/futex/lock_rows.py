@@ -1,7 +1,7 @@
 """Rows of futex calls: the result of `lockd trace futex`, its CSV and JSON files, and the reader of the CSV.
 
-The CSV has the columns of locktrace (docs/trace/futex.md). The CSV of holders is read by the same read_file()
-and parse().
+The CSV has the columns of locktrace (docs/trace/futex.md). Its read_file() and parse() also read the CSV of
+holders (holders.py).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ TIMES = {
     "blocked_us": "blocked_ns", "sys_us": "sys_ns", "max_blocked_us": "max_blocked_ns",
     "max_sys_us": "max_sys_ns",
 }  # fmt: skip
-"""Attributes of LockRow by the columns that have them in microseconds."""
+"""Attributes of LockRow in nanoseconds, by the column that has them in microseconds."""
 COUNTS = ("wait_count", "blocked_count", "wake_count", "errors")
-"""Columns that have the attributes of the same names."""
+"""Columns with the attributes of LockRow that have the same names."""
 COLUMNS = ("pid", "tid", "addr", *TIMES, *COUNTS, "stack")
 NAMES = ("kind", "lock", "ongoing")
 """The columns that --names adds."""
@@ -42,7 +42,7 @@ class CsvFormat:
     columns: tuple[str, ...]
     """The columns that the file must have."""
     source: str
-    """Text for messages: what the file has, which command writes it, and what reads another file."""
+    """Text for messages: what such a file has, which command writes it, and what another file is for."""
     has_bare_stacks: bool = False
     """Whether a stack in the last column may have no quotes, as locktrace writes it."""
 
@@ -57,7 +57,7 @@ FORMAT = CsvFormat(
 
 @dataclass
 class LockRow:
-    """The futex calls of one thread at one address and stack; with names, of one kind too.
+    """The futex calls of one thread at one address and stack. With names, they are of one kind as well.
 
     A wait that was open at the end of the trace counts with the time until then.
     """
@@ -68,7 +68,8 @@ class LockRow:
     comm: str
     """Name of the process."""
     frames: tuple[str, ...] = ()
-    """Functions, outermost first; empty if the thread did not block there, or if its stack is not known."""
+    """Functions, outermost first; empty if no stack was taken, as for calls that did not block, or if the
+    stack is not known."""
     kind: str = ""
     """`lock`, `pi`, `cond` or `other`; empty if the kind is not known."""
     lock: str = ""
@@ -82,7 +83,7 @@ class LockRow:
     max_sys_ns: int = 0
     """The longest time of one call without its blocked time."""
     wait_count: int = 0
-    """Calls that wait, whether they blocked or not."""
+    """Calls that asked to wait, whether the thread blocked or not."""
     blocked_count: int = 0
     """Waits that blocked."""
     wake_count: int = 0

@@ -1,7 +1,7 @@
-"""Futex waits that are open when a trace begins or ends, so that the programs miss one end of them.
+"""Futex waits that are open when a trace begins or ends, so that programs see no beginning or no end of them.
 
 Waits that began before the trace are found in procfs, and entered into the programs' map of threads. Waits
-that are open at its end are read from that map.
+that are open at the end of the trace are read from that map.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ PRIVATE, REALTIME = 128, 256
 
 @dataclass(frozen=True)
 class OpenWait:
-    """A futex wait that goes on, as procfs shows it. It is equal at two times if the thread slept between."""
+    """A futex wait that goes on, as procfs shows it.
+
+    If two of them that were read at different times are equal, the thread has slept all the time between.
+    """
 
     tgid: int
     tid: int
@@ -73,7 +76,8 @@ class OpenWaits:
             entry["tgid"], entry["nr"] = wait.tgid, wait.nr
             entry["off_since"], entry["state"] = now_ns, self._interruptible
             if not threads.insert(key, entry):
-                # Every entry has a process. If there is none, no program has entered the thread either.
+                # Every entry has a process id. lookup() returns 0 if there is no entry: then the map is full.
+                # Otherwise a program has entered the thread already.
                 self.without_room += not threads.lookup(key)["tgid"]
                 continue
             if find_wait(self._procfs, wait.tgid, wait.tid) == wait:
@@ -162,7 +166,7 @@ def find_wait(procfs: Path, tgid: int, tid: int) -> OpenWait | None:
 
 
 def kind_of_value(value: int) -> str:
-    """The kind of a wait by the value that the futex should have, as in lockd/bpf/daemon/futex.bpf.c."""
+    """The kind of a wait by the value that the futex word should have, as in lockd/bpf/daemon/futex.bpf.c."""
     value &= 0xFFFFFFFF
     return "lock" if value == 2 or (value >> 31 and value != 0xFFFFFFFF) else "cond"
 

@@ -1,6 +1,6 @@
 """`lockd trace report`: a summary of futex calls, or of the holders of locks.
 
-They come from a file of `lockd trace futex` or from a live trace.
+The data is read from a file of `lockd trace futex`, or comes from a live trace.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> Grouping[Any]:
-    """The grouping that is asked for. Raises UsageError if the options contradict each other."""
+    """The grouping that --group names. Raises UsageError if the options contradict each other."""
     if (args.file is None) == (args.live is None):
         raise UsageError(
             f"{TITLE}: exactly one of FILE and --live is needed; rule: FILE, - or --live SECONDS"
@@ -129,7 +129,7 @@ def _check(args: argparse.Namespace) -> Grouping[Any]:
 
 
 def _waits(args: argparse.Namespace) -> list[LockRow]:
-    """The waits of the file, or of a trace that is made now."""
+    """The futex calls of the file, or of a trace that is made now."""
     if args.live is not None:
         return futex.trace_calls(TITLE, args, args.live or None, with_names=True, with_holders=False).rows
     rows = lock_rows.read(args.file)

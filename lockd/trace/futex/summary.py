@@ -19,7 +19,8 @@ from lockd.trace.core.output import aligned, csv_line
 from lockd.trace.futex.lock_rows import LockRow, microseconds
 
 KINDS = {"lock": ("lock", "pi"), "cond": ("cond",)}
-"""Kinds by the value of --events. `lock`: waits for another thread's critical section. `cond`: for work."""
+"""Kinds of waits by the value of --events. `lock`: for a lock that another thread holds. `cond`: for work or
+an event."""
 DEFAULT_COLUMNS = ("blocked.sum", "blocked.count", "blocked.avg", "blocked.max", "wait.count", "threads")
 NAMELESS = re.compile(r"(.+)\+0x[0-9a-f]+")
 """What a stack shows for a function without a name: the object file, and the offset in it."""
@@ -88,7 +89,7 @@ KEYS: dict[str, Callable[[LockRow], tuple[object, ...]]] = {
     "comm": lambda row: (row.comm,),
     "tid": lambda row: (row.pid, row.tid),
 }
-"""The key of a row's group, by the value of --group."""
+"""Functions that return the key of a row's group, by the value of --group."""
 LABELS = {
     "lock": ("kind", "pid", "comm", "lock", "stack"),
     "stack": ("comm", "stack"),
@@ -103,11 +104,11 @@ class Grouping(Generic[AnyRow]):
     """A way to divide rows into groups, and the columns of these groups."""
 
     key: Callable[[AnyRow], tuple[object, ...]]
-    """The key of a row's group."""
+    """Returns the key of a row's group."""
     labels: tuple[str, ...]
     """The columns that show what a group is: `lock`, `stack`, and attributes of rows."""
     weight: Callable[[AnyRow], tuple[int, ...]]
-    """The weight of a row. The labels of a group are those of its row with the greatest weight."""
+    """Returns the weight of a row. The labels of a group are those of its row with the greatest weight."""
     columns: Columns[AnyRow]
     """The columns of values that a summary may have."""
     shown: tuple[str, ...]
@@ -153,7 +154,7 @@ def _frame(text: str) -> Frame:
 
 
 def add_kinds(rows: Sequence[LockRow]) -> None:
-    """Set the kind of each row without one: the kind that the stacks show for most waits for the lock."""
+    """Set the kind of each row without one: the kind that stacks show for most waits for the same lock."""
     votes: dict[tuple[int, int], Counter[str]] = {}
     judged: dict[tuple[str, ...], str] = {}
     for row in rows:
@@ -191,8 +192,9 @@ def summarise(
     rows: Iterable[AnyRow], grouping: Grouping[AnyRow], sort: str | None = None,
     columns: Sequence[str] | None = None, most: int | None = None,
 ) -> Summary:  # fmt: skip
-    """Sum up rows in the `most` largest groups by the column `sort`; None for all groups.
+    """Sum up rows by group. Only the `most` groups (None: all) with the largest values of `sort` are shown.
 
+    `sort` is a column, and `columns` are those of the result. With None they are the grouping's default.
     `this%` is the group's share of the column `sort`, or of the first column that the grouping shows by
     default if `sort` is not additive. `cum%` is the share of this group and all before it.
     """
@@ -215,7 +217,7 @@ def summarise(
 
 
 def as_table(summary: Summary) -> Iterator[str]:
-    """Lines of a table for people: times have units, and stacks begin at the function that waits."""
+    """Lines of a table for people: times have units, and stacks begin after the locking code."""
     rows = [
         [
             *(_value(name, value) for name, value in values.items()),
@@ -257,7 +259,7 @@ def describe_left_out(rows: Sequence[LockRow], shown: Sequence[LockRow], hint: s
 
 
 FORMATS = {"table": as_table, "csv": as_csv, "json": as_json}
-"""Lines of a summary, by the name of the format."""
+"""Functions that return the lines of a summary, by the name of the format."""
 
 
 def _field(label: object) -> str:
@@ -265,7 +267,7 @@ def _field(label: object) -> str:
 
 
 def _label(label: object) -> str:
-    """A label for a table; of a stack the innermost functions, without those that do the locking."""
+    """A label for a table. A stack is shown by its innermost functions, without the locking code."""
     if not isinstance(label, tuple):
         return str(label)
     names = list(reversed(label))

@@ -1,6 +1,6 @@
 """`lockd trace klock`: waits for the kernel's locks and holds of them, as records, tables or profiles.
 
-The records are those of milli-klockstat, the tables those of klockstat.
+The records have the format of milli-klockstat, the tables that of klockstat.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ VALUES = (
     Value("hold_ns", "nanoseconds"), Value("holds", "count"), Value("acquisitions", "count"),
 )  # fmt: skip
 HOLDS_FIRST = (3, 4, 5, 0, 1, 2)
-"""The order of VALUES with --hold: formats with room for one value show the first."""
+"""The order of VALUES with --hold, by position. Formats with room for one value show the first."""
 TITLE = "lockd trace klock"
 
 
@@ -186,8 +186,8 @@ def run(args: argparse.Namespace) -> int:
 def settings_of(args: argparse.Namespace) -> LoadSettings:
     """The loader's settings for these options.
 
-    If stacks are shown, the programs store the stack of every acquisition. Otherwise they store only that of
-    the first acquisition of each lock by each thread.
+    If stacks are shown, or --caller selects by them, the programs store the stack of every acquisition.
+    Otherwise they store only that of the first acquisition of each lock by each thread.
     """
     defines: dict[str, int | None] = {"PERIOD_NS": args.period * 1_000_000, "WITH_KERNEL_STACKS": None}
     if args.format != "csv" or args.flamegraph or args.caller:
@@ -237,8 +237,8 @@ class LockTrace:
         records = Records(self._names, self._types, self._period_ns, Accesses(self._has_holds))
         settled = [0, 0, 0]
         for rows in self.windows():
-            # The next drain returns rows that the programs write to the other maps since the flip before
-            # this drain, so all of them are younger than settled[0].
+            # `settled` has the times after the last three drains, each of which ended with a flip. The next
+            # drain returns what was written after the second of these flips, so later than settled[0].
             settled = [*settled[1:], time.monotonic_ns()]
             yield "".join(records.add(rows, settled[0]))
         yield "".join(records.rest())
@@ -264,7 +264,7 @@ class LockTrace:
     def profile(self) -> Profile:
         """A sample for each thread, lock and calling stack that has waited for or held a lock.
 
-        There are none if the options ask for no profile.
+        The profile has no samples if the options ask for none (_makes_profile).
         """
         counts: dict[tuple[object, ...], Count] = {}
         samples: dict[tuple[object, ...], tuple[Sample, list[int]]] = {}
@@ -293,7 +293,7 @@ class LockTrace:
     def _select(self, rows: Columns) -> Columns:
         """Return the rows that the options select. Add them to the totals that are needed."""
         args = self._args
-        # Before 06c5088aeedd (5.17), bytes of an older name follow the NUL.
+        # Before Linux 5.17 (06c5088aeedd), bytes of an older name follow the NUL that ends a comm.
         rows["comm"] = [comm.partition(b"\0")[0] for comm in rows["comm"].tolist()]
         mask = self._names.matching(rows, args.caller, args.lock)
         if not args.no_filter_monitors:

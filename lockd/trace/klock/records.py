@@ -1,4 +1,4 @@
-"""milli-klockstat's records: a line for each thread, lock and period, and a line for each new stack."""
+"""Records in milli-klockstat's format: lines for each thread, lock and period, and for each new stack."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lockd.trace.klock.rows import NO_STACK, ROW, Accesses, Names, comm_of, merg
 ONGOING = "ongoing"
 """The tenth field of records of waits that had not ended when the trace ended."""
 NO_NUMBER = -1
-"""The number in the output of all stacks that are not known."""
+"""The number that is written for every stack that is not known."""
 KEY = ("period", "tid", "lock", "type")
-"""The columns of ROW that a record is about."""
+"""The columns of ROW that records are made by: one record for each combination of their values."""
 
 
 class Records:
@@ -70,7 +70,7 @@ class Records:
             ))  # fmt: skip
 
     def _assign_number(self, stack: int) -> Iterator[str]:
-        """Assign a number to the stack. Returns its line unless the number has one already."""
+        """Assign a number to the stack. Returns the line `t` of the number, unless it was returned before."""
         functions = self._names.functions(stack)
         number = NO_NUMBER if functions == (NO_STACK,) else len(self._numbers)
         if number not in self._numbers.values():

@@ -36,16 +36,16 @@ ROW = np.dtype(
 their times until then.
 """
 HELD_TYPES = 4
-"""The number of lock types, the first of enum lock_type, whose acquisitions and releases are traced."""
+"""The number of lock types whose acquisitions and releases are traced: the first ones of enum lock_type."""
 MOST_ROWS = 32768
 """The least number of rows that Sums stores before it merges them."""
 SETTLED_NS = 20_000_000
 """Nanoseconds after which a lock that a thread has asked for, and does not wait for, counts as acquired.
 
-With kprobes, nothing but the release shows that such a lock was acquired.
+With kprobes, only the release shows that a lock was acquired without a wait.
 """
 NO_STACK = "[stack lost]"
-"""Stands in place of the functions of a stack that could not be stored."""
+"""The text in place of the functions of a stack that could not be stored."""
 
 
 def drained_rows(drained: dict[str, Entries]) -> Columns:
@@ -71,9 +71,9 @@ def drained_rows(drained: dict[str, Entries]) -> Columns:
 
 
 def unfinished_waits(keys: Columns, waits: Columns, ended_ns: int, period_ns: int) -> Columns:
-    """A row for each entry of the map kernel_waits at `ended_ns`, the end of the trace.
+    """A row for each wait in the map kernel_waits at `ended_ns`, the end of the trace.
 
-    Entries of CPUs that spin are left out.
+    `keys` and `waits` are the entries of the map. Waits of CPUs that spin are left out.
     """
     slept = np.flatnonzero((keys["cpu"] == 0) & (waits["since"].astype(np.int64) < ended_ns))
     keys, waits = structs.take(keys, slept), structs.take(waits, slept)
@@ -92,8 +92,9 @@ def unfinished_holds(
 ) -> Columns:
     """A row for each hold in the map kernel_holding at `ended_ns`, the end of the trace.
 
-    A thread can hold a lock several times (nested): an entry has the times and stacks of all of its levels.
-    `waiting` is the result of unfinished_waits().
+    `keys` and `holding` are the entries of the map. A thread can hold a lock several times (nested): the
+    members `since` and `stacks` of an entry have an element for each level. `waiting` is the result of
+    unfinished_waits().
     """
     is_waited_for = np.isin(mix(keys["lock"], keys["tid"]), mix(waiting["lock"], waiting["tid"]))
     depth, since = holding["depth"].astype(np.int64), holding["since"].astype(np.int64)
@@ -124,7 +125,7 @@ def merged(rows: Columns, *by: str) -> Columns:
     """One row for each combination of values in the columns `by`, sorted by these columns.
 
     The columns SUMS are added up, and the columns MAXIMA have the greatest value. All other columns are those
-    of the row with the longest wait or, among equals, the most acquisitions.
+    of the row with the largest `wait_ns` or, among equals, the largest `acquired`.
     """
     if not len(rows):
         return rows
@@ -201,8 +202,8 @@ class Accesses:
     def counts(self, rows: Columns) -> npt.NDArray[np.int64]:
         """The number of accesses of each row.
 
-        The rows must be sorted by period, with one row for each combination of period, lock, thread and type,
-        and each call must continue where the previous call ended.
+        The rows must be sorted by period, with one row for each combination of period, lock, thread and type.
+        The periods of a call must be later than those of the previous call.
         """
         waits: npt.NDArray[np.int64] = rows["waits"] + rows["waiting"]
         if not self._has_acquisitions:
@@ -222,7 +223,7 @@ class Accesses:
 
 
 class Names:
-    """Names of the functions in stacks, and of the locks that were asked for there.
+    """Names of the functions in kernel stacks, and of the locks that threads asked for in these stacks.
 
     Stacks are given by their numbers in `stacks`, lock types by their positions in `types`. Functions are
     written NAME+0xOFFSET, the innermost first.
@@ -245,7 +246,10 @@ class Names:
         return self._callers[stack]
 
     def lock(self, address: int, type_: int, stack: int, is_mmap_lock: bool = False) -> str:
-        """The name of the lock that was asked for in that stack, or its address if it has no name."""
+        """The name of the lock that a thread asked for in that stack.
+
+        A lock without a name is called by the function that asked for it, or `anon` if that is unknown too.
+        """
         key = address, type_, stack
         if key not in self._locks:
             addresses = self._stacks.kernel_addresses(stack)

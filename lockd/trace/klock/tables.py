@@ -1,4 +1,4 @@
-"""klockstat's tables of waits for kernel locks and of holds, by caller or by thread."""
+"""Tables in the format of klockstat: waits for kernel locks, and holds of them, by caller or by thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MARK = "*"
 
 
 class Side(NamedTuple):
-    """The table of waits or that of holds: its words, and the columns of ROW that it is made from."""
+    """The table of waits or that of holds: its words, and the columns of ROW that it is made from (`total`,
+    `longest` and `ongoing`)."""
 
     title: str
     participle: str
@@ -35,7 +36,7 @@ class Side(NamedTuple):
 WAITS = Side("Wait", "waiting", "acq", "wait_ns", "max_wait_ns", "waiting")
 HOLDS = Side("Hold", "held", "hld", "hold_ns", "max_hold_ns", "holding")
 FIELDS = ("max", "total", "count", "avg")
-"""The numbers that lines can be sorted by; the first is the default."""
+"""Names of the numbers that lines can be sorted by; the first is the default."""
 SORTS = tuple(f"{side.sort}_{name}" for side in (WAITS, HOLDS) for name in FIELDS)
 """The values that --sort accepts."""
 
@@ -58,7 +59,7 @@ class Line:
     longest_thread: str = ""
     """The comm and id of the thread with the longest wait or hold."""
     locks: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Nanoseconds by the name and address of the lock."""
+    """Nanoseconds of all waits or holds, by the name and address of the lock."""
 
     def value(self, side: Side, name: str) -> float:
         """The number for a name of FIELDS: times are in nanoseconds."""
@@ -82,7 +83,7 @@ class Layout:
 
 
 def tables(rows: Columns, names: Names, types: list[str], layout: Layout, has_holds: bool) -> Iterator[str]:
-    """The table of waits and, with `has_holds`, that of holds. `types`: the members of enum lock_type."""
+    """Lines of the table of waits and, with `has_holds`, of that of holds. `types` is enum lock_type."""
     for side in (WAITS, HOLDS)[: 1 + has_holds]:
         lines: dict[tuple[str, ...], Line] = {}
         for row in rows:

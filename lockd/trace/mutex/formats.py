@@ -26,7 +26,11 @@ def _sorted(times: Times) -> list[tuple[Key, Measurement]]:
 
 
 def as_histograms(times: Times, name: str) -> Iterator[str]:
-    """Lines `@failed[lock, stack, comm, error]: count`, then `@NAME[lock, stack, comm]:` and its slots."""
+    """Lines as bpftrace prints maps: of failed calls, then a histogram of times for each measurement.
+
+    The first are `@failed[lock, stack, comm, error]: count`. Each histogram begins with
+    `@NAME[lock, stack, comm]:`, where NAME is `name`.
+    """
     has_pids = len({key.pid for key in times}) > 1
     for key, measurement in _sorted(times):
         for error, count in sorted(measurement.errors.items()):
@@ -88,7 +92,11 @@ def as_json(times: Times) -> Iterator[str]:
 
 
 def as_profile(times: Times, title: str, value: str, began: float, seconds: float) -> Profile:
-    """The times as a profile. The mutex stands above the innermost function. `value`: `wait` or `held`."""
+    """The times as a profile. Above the innermost function are frames for the mutex and the state.
+
+    `value` is the name of the first value, `wait` or `held`. `began` (since 1970) and `seconds` are the start
+    and the duration of the trace.
+    """
     profile = Profile(title, (Value(value, "nanoseconds"), Value("calls", "count")), [], began, seconds)
     for key, measurement in times.items():
         if measurement.times.counts:

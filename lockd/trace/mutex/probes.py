@@ -1,10 +1,11 @@
 """The probes of `lockd trace mutex`: where the mutex functions of processes are, and what is attached there.
 
 The functions are in the C library (glibc before 2.34: in libpthread), or in a program that is linked
-statically. A return probe replaces the return address on the stack, and unwinding ends there. If a thread is
-cancelled in such a function, code that would run while the stack is unwound, such as C++ destructors, does
-not run. The functions in which threads are cancelled are those that wait for a condition. Returns from these
-are therefore probed at their return instructions. Only where these are not known, a return probe is used.
+statically. A return probe (uretprobe) replaces the return address on the stack, and unwinding ends there. If
+a thread is cancelled in a function with a return probe, code that would run while the stack is unwound, such
+as C++ destructors, does not run. Of the functions here, only those that wait for a condition are cancellation
+points. Their returns are therefore probed by uprobes at their return instructions. If not all of these
+instructions are known, a return probe is used all the same.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ RELEASING = ("pthread_mutex_unlock",)
 WAITING = ("pthread_cond_wait", "pthread_cond_timedwait", "pthread_cond_clockwait")
 """C11's functions for conditions call these functions."""
 LIBRARIES = ("pthread", "c")
-"""Libraries that are searched first, in this order: in glibc before 2.34, libc forwards to libpthread."""
+"""Short names of the libraries that are searched first, in this order. In glibc before 2.34 the functions of
+libc only call those of libpthread."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Function:
     address: int
     """The file's own address of the first instruction."""
     code: bytes
-    """The instructions, if the function waits for a condition and is not too long."""
+    """The instructions, if the function waits for a condition and is not too long; else empty."""
     offset: int
     """The offset of the first instruction in the file."""
 
@@ -167,8 +169,8 @@ def _candidates(pid: int, library: Library, with_holds: bool) -> Iterator[Candid
 def _return_offsets(library: Library, function: Function) -> list[int]:
     """Offsets in the file of the instructions by which a wait for a condition returns.
 
-    The wait may end with a jump to another such function; then that function's offsets are included. The list
-    is empty if not all offsets are known.
+    The function may end with a jump to another function that waits for a condition. Then that function's
+    offsets are included. The list is empty if not all offsets are known.
     """
     waits = {wait.address: wait for wait in library.functions if wait.name in WAITING}
     offsets: dict[int, int] = {}

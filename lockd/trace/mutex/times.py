@@ -63,7 +63,7 @@ class Measurement:
 Times = dict[Key, Measurement]
 
 _StackKey = tuple[int, int, int, str, str]
-"""The process, the mutex, the number of the stack, the comm and the state of a measurement."""
+"""The process, the address of the mutex, the number of the stack, the comm and the state of a measurement."""
 
 
 class MutexTimes:
@@ -82,7 +82,7 @@ class MutexTimes:
         """The numbers of events that show that an acquisition or a release was missed."""
 
     def add(self, entries: Entries) -> int:
-        """Add drained entries. Returns the number of calls in them."""
+        """Add drained entries of the pair `mutexes`. Returns the number of events in them."""
         keys, values = entries
         who = values["who"]
         for mutex, stack, tid, error, slot, event, count, total, highest, tgid, comm in zip(
@@ -115,7 +115,11 @@ class MutexTimes:
                     self._add_ongoing(tgid, tid, mutex, stack, session.ended_ns - since, STILL_WAITING)
 
     def add_holds(self, session: Session) -> None:
-        """Add the holds that had not ended when the trace, or before it the process, ended."""
+        """Add the holds that are left in the map mutex_holds at the end of the trace.
+
+        They had not ended when the trace, or before that the process, ended. The exception is a mutex that
+        another thread has released and nobody has acquired since: its hold counts as ended by that release.
+        """
         threads, values = session.read_steady("mutex_ends")
         ended = dict(zip(threads.tolist(), values["at"].tolist(), strict=True))
         last_ends: dict[int, int] = {}
@@ -165,7 +169,7 @@ class MutexTimes:
         return self._measurements.setdefault((tgid, mutex, stack, comm, state), Measurement())
 
     def _comm(self, tgid: int, tid: int, comm: bytes) -> str:
-        """The given comm of a thread or, if it is empty, the thread's present or last known comm."""
+        """`comm` as text or, if it is empty, the thread's present or last known comm; `?` without any."""
         if comm:
             self._comms[tid] = text(comm)
         else:

@@ -1,7 +1,7 @@
 """Absences: times that threads spend off the CPU, summed up by thread, stack, state and waker.
 
-Absences that have ended come from the windows of the trace. Absences that go on at its end come from the
-programs' map of threads.
+Absences that have ended are in the windows of the trace. Absences that go on at the end of the trace are read
+from the programs' map of threads.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from lockd.trace.core.session import Session
 from lockd.trace.offcpu.older_waits import OlderWaits
 
 MOST = 1 << 20
-"""The most keys that are told apart. They take about 250 MB with wakers. Absences with further keys are
-counted without names."""
+"""The most keys that have sums of their own. They take about 250 MB with wakers. Absences with further keys
+are counted without names."""
 NOBODY = "[no room]"
 """The comm of absences that were counted without names, because the map of absences with names was full, or
 because there were more than MOST keys."""
 UNSEEN = "[unknown]"
 """The comm of a waker that no program saw."""
 INTERRUPT = "[interrupt]"
-"""The comm of the waker if an interrupt ended the wait: the interrupted thread has no part in that."""
+"""The comm of the waker if an interrupt ended the wait. The interrupted thread has no part in that."""
 NS_PER_US = 1000
 
 
@@ -68,12 +68,12 @@ class Place:
     is_older: bool = False
     """Whether the absence began before the trace."""
     waker: Waker | None = None
-    """The waker; None if wakers were not asked for, if the thread was preempted, or if it still waits."""
+    """The waker; None if wakers are not traced, if the thread was preempted, or if it still waits."""
 
 
 @dataclass
 class Times:
-    """The sums of all absences at one place, in nanoseconds."""
+    """The sums of all absences at one Place. Times are in nanoseconds."""
 
     count: int = 0
     """Number of absences."""
@@ -82,7 +82,7 @@ class Times:
     run: int = 0
     """Time on the run queue, as far as the programs saw it."""
     longest: int = 0
-    """The longest absence."""
+    """The longest absence; without --runqueue, the longest time until a wake-up."""
 
     def add(self, count: int, wait: int, run: int, longest: int) -> None:
         self.count += count
@@ -92,7 +92,10 @@ class Times:
 
 
 class Absences:
-    """The absences of a session, by at most `most` keys of lockd/bpf/daemon/sched.bpf.c."""
+    """The absences of a session, by at most `most` keys (struct offcpu_key in lockd/bpf/daemon/sched.bpf.c).
+
+    `with_runqueue` is whether time on the run queue is part of an absence.
+    """
 
     def __init__(self, session: Session, with_runqueue: bool, most: int = MOST) -> None:
         manifest = session.manifest
@@ -104,15 +107,15 @@ class Absences:
         self._key = struct_dtype(next(info.key for info in manifest.maps if info.name == "offcpu_0"))
         self._has_wakers = "woken_by" in (self._key.names or ())
         self._rows: dict[bytes, int] = {}
-        """Row of `_sums` by the bytes of a key and of the id of the process.
+        """The row in `_sums`, by the bytes of the key and of the process id.
 
-        The key has the thread alone, and the kernel may give its id to a thread of another process later.
+        The key itself has only the thread id, which the kernel may later give to a thread of another process.
         """
         self._sums = np.zeros((64, 4), np.int64)
         """The four members of Times in each row."""
         self._nobody = Times()
         self.nameless = 0
-        """Number of absences that were counted without names, as there were too many keys."""
+        """Number of absences that were counted without names, because there were more than `most` keys."""
         self._most = most
         if self._has_wakers:
             interrupts = session.map("interrupts")
@@ -146,7 +149,7 @@ class Absences:
         self._sums[rows, 3] = np.maximum(self._sums[rows, 3], values["max_blocked_ns"].astype(np.int64))
 
     def _row_of(self, key: bytes) -> int:
-        """The row for a member of `_rows`; -1 if there are too many others."""
+        """The row for a key of `_rows`, which is added if it is new; -1 if there is no room for it."""
         row = self._rows.get(key, -1)
         if row < 0 and len(self._rows) < self._most:
             row = self._rows[key] = len(self._rows)
@@ -163,7 +166,7 @@ class Absences:
     def by_place(
         self, older: OlderWaits, least_ns: int, most_ns: int, with_ongoing: bool
     ) -> dict[Place, Times]:
-        """The sums of all absences, with names.
+        """The sums of all absences by Place. `older` are the waits that began before the trace.
 
         With `with_ongoing`, absences that go on are included if they have lasted `least_ns` to `most_ns`.
         """
@@ -182,7 +185,7 @@ class Absences:
         return places
 
     def _ongoing(self, older: OlderWaits) -> Iterator[tuple[Place, Times]]:
-        """Threads that are off the CPU at the end of the trace.
+        """The absences that go on at the end of the trace.
 
         Without the run queue, a wait that a wake-up has ended counts as ended, although the thread is not yet
         on a CPU.

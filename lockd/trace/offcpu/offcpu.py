@@ -102,14 +102,14 @@ def trace(
 ) -> Iterator[tuple[Session, Profile, dict[Place, Times]]]:
     """Trace threads off the CPU until the trace ends.
 
-    Yields the session, whose losses are still to be reported, a profile without samples, and the absences.
-    `defines` and `maps` are members of load.settings.Trace. Raises UsageError and HostError as Session does,
+    Yields the session, a profile without samples, and the absences. The caller calls report() of the session.
+    `defines` and `maps` are as in load.settings.Trace. Raises UsageError and HostError as Session does,
     and UsageError for options that exclude everything.
     """
     _check(args)
     args.min_block_ns = args.min_block_time * NS_PER_US
     args.max_block_ns = options.LONGEST_NS
-    if args.max_block_time:  # whole microseconds are compared: a wait may be longer by a part of one
+    if args.max_block_time:  # in whole microseconds: a wait that is longer by less than one counts too
         args.max_block_ns = (args.max_block_time + 1) * NS_PER_US - 1
     began = time.time()
     with Session(title, _settings(args, defines, maps), args.duration, args.pids, args.tids) as session:
@@ -188,7 +188,7 @@ def join_stacks(user: Names, kernel: Names, delimiter: Mark, args: argparse.Name
     The options -U and -K leave out one of the parts; -d puts the delimiter between them.
     """
     kernel = () if args.user_stacks_only else kernel
-    user = () if args.kernel_stacks_only else user  # older waits have a user stack all the same
+    user = () if args.kernel_stacks_only else user  # waits from before the trace have one even with -K
     between = (delimiter,) if args.delimited and user and kernel else ()
     return (*reversed(user), *between, *reversed(kernel))
 
@@ -196,7 +196,7 @@ def join_stacks(user: Names, kernel: Names, delimiter: Mark, args: argparse.Name
 def innermost_waiting(sample: Sample) -> Sequence[str]:
     """The functions of a sample for a table, innermost first.
 
-    These are functions of user space, or of a kernel thread those that do not belong to the scheduler.
+    These are functions of user space. If there are none, they are all but those of the scheduler.
     """
     user = [frame for frame in sample.frames if frame_kind(frame) == "user"]
     shown = user or [frame for frame in sample.frames if not is_scheduling(frame)]

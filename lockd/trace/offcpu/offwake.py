@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 def _sample(place: Place, times: Times, args: argparse.Namespace) -> Sample:
     """A sample whose frames are the stack of the thread that waits, BETWEEN, and the waker's stack reversed.
 
-    The two functions that wait and wake meet in the middle.
+    So the function that waits and the function that wakes it are next to BETWEEN.
     """
     labels, waker = labels_of(place), place.waker
     target = join_stacks(place.user, place.kernel, Mark("-"), args)
@@ -68,7 +68,10 @@ def _split(sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _both_stacks(sample: Sample) -> list[str]:
-    """The functions of a sample for a table: `WAITING <- WAKING`, or the waker's name if it has no stack."""
+    """The text of a sample's stacks for a table: `WAITING <- WAKING`.
+
+    WAKING is the waker's name if it has no stack.
+    """
     target, waker = (
         innermost_waiting(Sample(sample.comm, sample.pid, sample.tid, frames, ()))
         for frames in _split(sample)

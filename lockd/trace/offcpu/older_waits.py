@@ -1,8 +1,8 @@
 """Waits that began before the trace, of the threads that the trace is limited to.
 
 They are found in procfs, and entered into the programs' map of threads as if they began with the trace. The
-programs then see who ends them, and when. The programs have no stack of a thread that has been blocked since
-before the trace, so these stacks come from procfs too.
+programs then see when they end, and which thread ends them. The stacks of these threads come from procfs too,
+because the programs take a stack only when a thread blocks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FILE_KINDS = (
 
 @dataclass(frozen=True)
 class ThreadState:
-    """The state of a thread, which is equal at two times if the thread did not run between them."""
+    """The state of a thread. If it is equal at two times, the thread did not run between them."""
 
     letter: str
     """A letter of proc_pid_stat(5)."""
@@ -102,7 +102,7 @@ class OlderWaits:
                     threads.delete(np.array([tid], threads.key))
 
     def _is_own_entry(self, tid: int) -> bool:
-        """Whether no program has changed the entry of a thread since it was entered."""
+        """Whether the entry of a thread is still the one that _enter() wrote."""
         threads = self._session.map("threads")
         entry = threads.lookup(np.array([tid], threads.key))
         return bool(entry["off_since"] == self._session.began_ns)
@@ -114,8 +114,10 @@ class OlderWaits:
         return self._state_mask is None or bool(bits & self._state_mask)
 
     def _enter(self, thread: BlockedThread) -> bool:
-        """Enter a wait. Returns False if a program has already entered the thread, or if the map is full; the
-        second counts as a loss."""
+        """Enter a wait. Returns False if a program has already entered the thread, or if the map is full.
+
+        A full map counts as a loss.
+        """
         table, manifest = self._session.map("threads"), self._session.manifest
         kernel = tuple(map(KernelFrame, thread.kernel))
         number = self._stacks.add_sleeping(thread.tgid, thread.capture, kernel)
@@ -187,8 +189,10 @@ def blocked_thread(tid: int, procfs: Path = Path("/proc")) -> BlockedThread | No
 
 
 def _kernel_stack(directory: Path) -> tuple[str, ...]:
-    """Functions in the kernel, innermost first, without those of the scheduler; empty if the kernel does not
-    show them."""
+    """Functions in the kernel, innermost first; empty if the kernel does not show them.
+
+    The kernel leaves out the scheduler's functions.
+    """
     try:
         lines = (directory / "stack").read_text().splitlines()
     except OSError:

@@ -46,8 +46,8 @@ class Binary:
     def place(self) -> str:
         """A path by which the kernel finds this very file for lockd and its children.
 
-        Whoever may rename the file can have its own path lead to another one at any time. A probe would then
-        be set in the middle of an instruction of a program that is not theirs.
+        `path` would not do: a user who may rename the file can make `path` lead to another user's file at any
+        time. A probe at the same offset could then be in the middle of an instruction of that file.
         """
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
@@ -57,7 +57,7 @@ _kept: dict[tuple[int, int], int] = {}
 
 
 def _keep(descriptor: int) -> int:
-    """A descriptor of the same file that stays open until lockd ends. Another one of the file is closed."""
+    """The descriptor in `_kept` of the file of `descriptor`. If they differ, `descriptor` is closed."""
     about = os.fstat(descriptor)
     kept = _kept.setdefault((about.st_dev, about.st_ino), descriptor)
     if kept != descriptor:
@@ -66,10 +66,11 @@ def _keep(descriptor: int) -> int:
 
 
 def find_binaries(name: str, pids: tuple[int, ...]) -> list[Binary]:
-    """The files that `name` stands for among those mapped by the processes `pids`, or else on this host.
+    """The files that `name` stands for: those that the processes `pids` have mapped or, without `pids`, files
+    of this host.
 
     `name` is a path, the name of a file, the short name of a library (`c`) or a program on PATH. With `pids`
-    it can also be a pattern. Raises UsageError if there is no such file or process, HostError if a file
+    it can also be a shell pattern. Raises UsageError if there is no such file or process, HostError if a file
     cannot be read.
     """
     if not pids:
@@ -81,7 +82,7 @@ def find_binaries(name: str, pids: tuple[int, ...]) -> list[Binary]:
 
 
 def has_name(file: str, name: str) -> bool:
-    """Whether `name`, a pattern or the short name of a library, stands for a file of the name `file`."""
+    """Whether `name`, a shell pattern or the short name of a library, stands for a file called `file`."""
     if fnmatch.fnmatchcase(file, name):
         return True
     short = re.escape(name.removeprefix("lib"))
@@ -100,7 +101,7 @@ def _find_in_process(name: str, pid: int) -> list[Binary]:
         raise HostError(f"process {pid}: {error.strerror}") from error
     if "/" in name:
         chosen = [mapping for mapping in mapped if os.fsdecode(mapping.path) == name]
-        # The process may load the library later.
+        # A file that is not mapped is probed too: the process may load the library later.
         return [_mapped(process, pid, mapping) for mapping in chosen] or [_unmapped(process, pid, name)]
     chosen = [mapping for mapping in mapped if has_name(_name(mapping), name)]
     if not chosen:
@@ -140,7 +141,7 @@ def _unmapped(process: Path, pid: int, path: str) -> Binary:
 
 
 def is_wildcard(name: str) -> bool:
-    """Whether a name is a shell pattern, for several files."""
+    """Whether a name is a shell pattern, which may stand for several files."""
     return not set(name).isdisjoint("*?[")
 
 

@@ -19,6 +19,6 @@ class EventReader:
 
     def read(self) -> Columns:
         """The records since the last call, in the order in which they were written."""
-        # Each record is copied at once. Without that, join() would first make a list of all records, whose
-        # memory programs may then write again.
+        # bytes() copies each record before the next one is read. join() alone would first make a list of all
+        # records, and programs may overwrite a record as soon as the next one is read.
         return np.frombuffer(b"".join(map(bytes, self._ring.records())), self._dtype)

@@ -34,7 +34,7 @@ COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 """The operators, in the order of enum comparison in lockd/bpf/trace/values.bpf.c."""
 MOST_FILTERS = 4
 TEXT_BYTES = 64
-"""Bytes of a text that are counted, or by which values are grouped. The rest of a longer text is cut off."""
+"""The most bytes of a text that is counted, or by which values are grouped. A longer text is cut off."""
 MOST_ERRNO = 4095
 """The kernel's MAX_ERRNO: system calls return the negative numbers from -4095 to -1 for errors."""
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def comparison(text: str, tracepoint: Tracepoint) -> tuple[Field, int, int]:
-    """The value of a --filter: field, position of the operator in COMPARISONS, and number.
+    """Parse the value of a --filter. Returns field, position of the operator in COMPARISONS, and number.
 
     Raises UsageError.
     """

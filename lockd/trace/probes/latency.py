@@ -1,4 +1,4 @@
-"""`lockd trace latency`: histograms of the time that system calls take, or between two tracepoints."""
+"""`lockd trace latency`: histograms of the durations of system calls, or of times between two tracepoints."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Latencies:
-    """Collects the times of calls, by group."""
+    """Collects the times of calls, by group. A call may also be the time between two tracepoints."""
 
     def __init__(self, args: argparse.Namespace, session: Session) -> None:
         several = args.calls == "all" or ("," in args.calls and ":" not in args.calls)
@@ -110,7 +110,10 @@ class Latencies:
         self._calls = system_calls.names()
 
     def add_ended(self, entries: Entries) -> int:
-        """Add drained entries, whose calls have returned. Returns the number of calls in them."""
+        """Add drained entries: calls that have returned, or whose threads died in them.
+
+        Returns the number of calls.
+        """
         keys, values = entries
         columns = {
             **grouping.columns_of(keys["group"]),

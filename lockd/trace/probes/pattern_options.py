@@ -1,4 +1,4 @@
-"""The options of the tools that probe what a pattern matches, and show the stacks that reach the probes."""
+"""The options of the tools that probe what a pattern matches, and show the stacks at which probes are hit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockd.trace.core import options
 from lockd.trace.probes.patterns import PROGRAM, Probes, parse, resolve
 
 MOST_MISSING = 3
-"""Functions that could not be attached whose names are shown."""
+"""The most functions that are named because no probe could be attached to them."""
 PATTERNS = """\
 PATTERN is one of
   FUNCTION              a function of the kernel: vfs_read, 'vfs_*'
@@ -26,7 +26,7 @@ PATTERN is one of
 
 
 def add_options(parser: argparse.ArgumentParser, argument: str) -> None:
-    """Add the pattern, which the help calls `argument`, and the options for its events and stacks."""
+    """Add the argument for the pattern, called `argument` in the help, and options for events and stacks."""
     parser.add_argument("pattern", metavar=argument, help="what to trace, see below")
     options.add_processes(parser)
     parser.add_argument(

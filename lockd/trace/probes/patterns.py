@@ -35,12 +35,12 @@ MECHANISMS = {KERNEL: ("kprobe", "fentry"), USER: ("uprobe",), TRACEPOINT: ("tra
 NEAREST = 3
 """Names that a message suggests if no name matches."""
 COMPARED = 20_000
-"""The largest number of names that are compared to suggest similar ones. Each takes some 10 us."""
+"""The most names that are compared with the user's to suggest similar ones. Each takes some 10 us."""
 BEGINS_ALIKE = 3
-"""If there are more than COMPARED names, only those are compared that begin with the same characters: the
-number of these characters. Names that contain the whole word are compared as well."""
+"""How many first characters of a name and of the user's word must be equal if there are more than COMPARED
+names. Names that contain the whole word are compared as well; all others are not."""
 MOST = 1000
-"""Functions or tracepoints that one pattern may match, as in bcc."""
+"""The most functions or tracepoints that one pattern may match, as in bcc."""
 PROGRAM = "trace"
 """The value of hooks.Candidate.program."""
 NO_EVENTS = ("ftrace",)
@@ -52,7 +52,7 @@ _OBJECT = re.compile(r"[\w./+*?\[\]-]+")
 
 @dataclass(frozen=True)
 class Pattern:
-    """A name, a name with `*` for anything, or a regular expression that names must begin with."""
+    """A name, a name with `*` for any text, or a regular expression for the beginning of names."""
 
     text: str
     """The pattern as the user wrote it."""
@@ -132,7 +132,7 @@ class Place:
     """A place where a probe can be attached."""
 
     name: str
-    """`vfs_read`, `libc.so.6:malloc`, `sched:sched_switch`."""
+    """The name in messages: `vfs_read`, `libc.so.6:malloc`, `sched:sched_switch`."""
     hook: str
     """The value of hooks.Candidate.hook."""
     pid: int = 0
@@ -143,7 +143,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Probes:
-    """The places that a pattern matches, at least one."""
+    """The places that a pattern matches. resolve() returns at least one."""
 
     pattern: Pattern
     places: tuple[Place, ...]
@@ -241,7 +241,8 @@ class KernelFunctions:
     COPY = re.compile(r"\.(?:isra|constprop|part|llvm)\b.*")
     """The suffixes that compilers append to the names of copies of a function."""
     NO_FUNCTION = re.compile(r"__(?:pfx|cfi)_.*|.*\.cold(?:\.\d+)?")
-    """Symbols that are no functions: bytes before a function, and parts of a function that others jump to."""
+    """Symbols that are no functions: the bytes before a function (`__pfx_`, `__cfi_`), and a part that the
+    compiler has moved out of a function, which the function jumps to (`.cold`)."""
     MADE_AT_RUN_TIME = (b"bpf", b"__builtin__ftrace", b"__builtin__kprobes")
     """Names that kallsyms shows in place of a module for code that the kernel has generated."""
     FILTER = "available_filter_functions"
@@ -259,7 +260,8 @@ class KernelFunctions:
     def find(self, pattern: Pattern) -> Probes:
         """The functions that match. Raises UsageError if none does, HostError if the kernel hides them.
 
-        A name without suffix also stands for the copies of a function that compilers make.
+        If no function has exactly the name, the name stands for the copies of that function that the compiler
+        has made, such as NAME.isra.0.
         """
         counts = self._symbol_counts()
         matches = pattern.matcher()
@@ -331,7 +333,10 @@ def _as_tuples(names: dict[str, list[str]]) -> dict[str, tuple[str, ...]]:
 
 
 def user_functions(pattern: Pattern, binaries: Iterable[Binary]) -> Probes:
-    """The functions of `binaries` that match. Raises UsageError if none matches."""
+    """The functions of `binaries` that match.
+
+    Raises UsageError if none matches, or if a file that is named without wildcards is no program or library.
+    """
     places: list[Place] = []
     left_out: dict[str, list[str]] = {}
     searched: list[str] = []
@@ -379,7 +384,10 @@ def _function_matcher(pattern: Pattern) -> Callable[[str], bool]:
 
 
 def _probe_offset(file: ObjectFile, binary: Binary, entry: FunctionEntry) -> tuple[int, str]:
-    """The offset in the file where the probe is attached, and the reason if it cannot be, otherwise empty."""
+    """The offset in the file at which to attach the probe, and an empty text.
+
+    If no probe can be attached, the text is the reason.
+    """
     if entry.is_indirect:
         address = max(_ifunc_address(file, binary.descriptor, name) for name in entry.names)
         if address < 0:
@@ -392,7 +400,7 @@ def _ifunc_address(file: ObjectFile, descriptor: int, name: str) -> int:
     """The file's own address of the function that the linker chooses on this host for an IFUNC, or -1.
 
     An IFUNC such as `strlen` stands for one of several functions, which the linker chooses by the processor.
-    The choice is known for libraries that this process has loaded as well, such as the C library.
+    The choice is known only for libraries that this process has loaded as well, such as the C library.
     """
     status = os.fstat(descriptor)
     mappings = Mappings(Path("/proc/self/maps").read_bytes())

@@ -54,13 +54,10 @@ CODES_OF = {
 }
 """Names of the codes that one signal has: their common prefix, then the rest of each name from code 1 on."""
 BY_PROCESS = ("SI_USER", "SI_QUEUE", "SI_MESGQ", "SI_TKILL")
-"""Codes of signals that the running process sends, whatever system call it is in.
-
-The kernel sends SIGCHLD in the name of a child.
-"""
+"""Codes that show that the running process has sent the signal, whatever system call it is in."""
 BY_KERNEL = (-2, -4, -5, -7)
-"""Negative codes with which the kernel itself sends signals, or reserves the right to: about timers, USB
-devices, files, and threads that end because another one executes a program."""
+"""Negative codes that the kernel uses itself, or reserves for itself: for timers, USB devices, files, and
+threads that end because another one executes a program."""
 RESULTS = ("delivered", "ignored", "already pending", "queue full", "delivered without info")
 """Names for the results of the tracepoint, an enum in the kernel's include/trace/events/signal.h.
 
@@ -72,7 +69,10 @@ NEAREST = 3
 
 @dataclass(frozen=True)
 class Sent:
-    """One signal. If the kernel is the sender, `sender_pid` and `sender_tid` are 0."""
+    """One signal that was sent.
+
+    If the kernel is the sender, `sender` is KERNEL, and `sender_pid` and `sender_tid` are 0.
+    """
 
     time: str
     """Local time in ISO 8601, with microseconds."""
@@ -268,8 +268,8 @@ def is_by_process(number: int, code: int, is_queueing: bool) -> bool:
     """Whether the running process has sent the signal, or is the child that a SIGCHLD is about.
 
     `is_queueing` is whether the process is in a system call such as rt_sigqueueinfo(), which sends a signal
-    with the code that the process chooses. It is unknown for 32-bit programs, and False for them: negative
-    codes with which the kernel sends nothing are of processes all the same.
+    with the code that the process chooses. For 32-bit programs this is unknown, and `is_queueing` is False. A
+    negative code that is not in BY_KERNEL shows that a process has sent the signal even so.
     """
     return (
         is_queueing

@@ -85,7 +85,7 @@ def settings_of(args: argparse.Namespace, probes: Probes) -> LoadSettings:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Take the duration from the option that has it. Raises UsageError for options that contradict."""
+    """Set `args.duration` from either option. Raises UsageError for options that contradict each other."""
     if args.long_duration and args.duration:
         raise UsageError("-D/--duration: the duration is given twice")
     args.duration = args.duration or args.long_duration
@@ -156,8 +156,8 @@ class _Counts:
 def write(args: argparse.Namespace, profile: Profile, is_more: bool = False) -> None:
     """Write counts by process and stack as the options say; with `is_more`, append them to the file.
 
-    `folded` and flame graphs have no process id, and would add up processes of one name. With -P the name of
-    the process therefore contains the id.
+    The format `folded` and flame graphs have no process ids, so processes of the same name would be added up.
+    With -P the name of the process therefore contains the id.
     """
     others = {"stacks": _multiline(args.perpid, profile)}
     if not args.perpid:

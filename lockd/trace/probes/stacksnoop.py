@@ -100,8 +100,8 @@ def _events(session: Session) -> Iterator[Event]:
             for at_ns, numbers, tgid, tid, cpu, _, comm in reader.read().tolist()
         ]
         waiting = sorted([*waiting, *fresh], key=lambda event: event.at_ns)
-        # An event after the last drain may be younger than one that another CPU is still writing, and its
-        # stacks may still be in the maps that the programs write to.
+        # An event from after the last drain has to wait. Another CPU may still be writing an older event, and
+        # the stacks of the event may be in maps that are not drained yet.
         ready = 0
         while ready < len(waiting) and _is_ready(waiting[ready], previous_drain_ns, last_drain_ns, stacks):
             ready += 1

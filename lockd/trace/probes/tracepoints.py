@@ -19,7 +19,7 @@ ARGUMENTS = {
     **dict.fromkeys(("umode_t", "short unsigned int"), (2, False)),
     **dict.fromkeys(("long", "off_t", "loff_t"), (8, True)),
 }
-"""Bytes and signedness of the types of system calls' arguments. In records, each argument has eight bytes."""
+"""Bytes and signedness of the arguments of system calls, by C type. In records each has eight bytes."""
 NEAREST = 5
 """Names that a message suggests for a tracepoint that does not exist."""
 
@@ -103,8 +103,8 @@ def find(tracefs: Path, name: str) -> Tracepoint:
 def fields_of(text: str, are_arguments: bool = False) -> tuple[Field, ...]:
     """The fields that a tracepoint's file `format` describes.
 
-    `are_arguments`: they are arguments of a system call, whose sizes follow from their types, not from the
-    file.
+    `are_arguments` is whether they are arguments of a system call. The size of an argument follows from its
+    type, because the file gives eight bytes for all.
     """
     fields = []
     for line in text.splitlines():
