@@ -26,8 +26,8 @@ from grafana.promql import BY_HOST, FLEET, longest, select, top, total
 
 NOW = " The numbers are those of the last five minutes of the time range, maxima those of the last minute."
 MEDIAN = (
-    " The ten hosts with most, at each moment. The dashed line is the median of all hosts of a"
-    " cluster: whoever is far above it is an outlier."
+    " Each point in time shows the ten hosts with the largest values. The dashed line is the median of all"
+    " hosts of a cluster: a host far above it is an outlier."
 )
 
 
@@ -84,8 +84,8 @@ def _right_now() -> Row:
             ),
             number(
                 "Deadlocks",
-                "Rings of threads, each blocked on a lock that the next of them holds. They do not end by"
-                " themselves.",
+                "Rings of threads, each blocked on a lock that the next of them holds. Unless a wait has a"
+                " timeout, they do not end by themselves.",
                 f"sum({_all('cluster_job:lockd_deadlocks:sum')})",
                 limits={"red": 1},
             ),
@@ -163,7 +163,7 @@ def _hosts() -> Row:
             ),
             graph(
                 "Time blocked on user locks, by host",
-                "Threads that wait for locks of programs." + PER_THREAD + MEDIAN + KINDS,
+                "Time that threads are blocked on locks of programs." + PER_THREAD + MEDIAN + KINDS,
                 _outliers("lockd_futex_blocked_seconds_sum", "rate5m"),
                 SECONDS_PER_SECOND,
                 width=8,
@@ -171,9 +171,9 @@ def _hosts() -> Row:
             ),
             graph(
                 "Time waiting for kernel locks, by host",
-                "Threads that wait for locks of the kernel. One host far above the others has a bad disk or a"
-                " process that misbehaves; all hosts at once point to a kernel, or to an agent that runs"
-                " everywhere." + MEDIAN,
+                "Time that threads wait for locks of the kernel. One host far above the others may have a bad"
+                " disk or a process that misbehaves; all hosts at once point to a kernel, or to an agent that"
+                " runs everywhere." + MEDIAN,
                 _outliers("lockd_kernel_lock_wait_seconds_sum", "rate5m"),
                 SECONDS_PER_SECOND,
                 width=8,
@@ -181,8 +181,8 @@ def _hosts() -> Row:
             ),
             graph(
                 "Time on the run queue, by host",
-                "Threads that could run and have no processor. 1 s/s means that one more processor would have"
-                " been busy all the time." + MEDIAN,
+                "Time that threads could run and had no processor. 1 s/s means that one more processor would"
+                " have been busy all the time." + MEDIAN,
                 _outliers("lockd_offcpu_runqueue_seconds_sum", "rate5m"),
                 SECONDS_PER_SECOND,
                 width=8,
@@ -248,8 +248,7 @@ def _locks() -> Row:
     user_hosts = total("comm, lock", _all(f"{user}_blocked_seconds:count_rate5m"))
     kernel_hosts = total("lock_type, lock", _all(f"{kernel}:count_rate5m"))
     meaning = (
-        " 'Share' says whether it is everywhere or here: of all hosts, those on which a thread was blocked on"
-        " it."
+        " 'Share' is the share of all hosts on which a thread was blocked on the lock."
         + NOW
         + " Locks that have no name of their own are left out. A click on a lock shows it on all its hosts."
     )
@@ -301,8 +300,8 @@ def _lockd() -> Row:
         [
             graph(
                 "Share of the machine that lockd takes",
-                "Of the CPU time of each whole machine, with the BPF programs. The dashed line is the"
-                " median.",
+                "CPU time that lockd takes, with its BPF programs, as a share of the CPU time of the whole"
+                " machine." + MEDIAN,
                 _outliers("lockd_cpu_ratio", "sum"),
                 SHARE,
                 width=8,
@@ -311,7 +310,7 @@ def _lockd() -> Row:
             graph(
                 "Time under restraint",
                 "Share of the time in which lockd left out detail to keep to its CPU budget. Names of locks"
-                " and processes are missing then; totals stay exact.",
+                " and, at the last level, of processes are missing then. Totals stay exact.",
                 {
                     "{{cluster}} {{instance}}": top(
                         _all("cluster_job_instance:lockd_restraint_seconds:rate5m")
@@ -359,7 +358,7 @@ def _lockd() -> Row:
             ),
             listing(
                 "Configurations not in force",
-                "Hosts on which the last reload found an error (0), so that a previous configuration is in"
+                "Hosts on which the last reload found an error, so that the configuration from before is in"
                 " force. A host is in this list until a reload succeeds.",
                 HOST_COLUMNS,
                 [

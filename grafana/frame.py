@@ -19,7 +19,7 @@ TITLES = {
 }
 """The titles of all dashboards, by uid."""
 KEPT = ("datasource", "cluster", "job")
-"""The variables that a link keeps as they were chosen, besides the time range, unless it sets them."""
+"""The variables whose chosen values a link passes on, as it does with the time range, unless it sets them."""
 HOST_COLUMNS = {"instance": "Host", "cluster": "Cluster", "job": "Job"}
 """The columns of a table with one line per host. There is no column for a label that no target has."""
 
@@ -27,8 +27,9 @@ HOST_COLUMNS = {"instance": "Host", "cluster": "Cluster", "job": "Job"}
 HOSTS_OF = "lockd_start_time_seconds"
 
 ANY = ".*"
-"""A pattern for All. It is shorter than the names of a thousand hosts, and it matches what no variable lists:
-no value at all, and a job of which no host answers."""
+"""The pattern that All stands for. Without it Grafana would put all values into a query, such as the names
+of a thousand hosts. It also matches what a variable does not list: series without the label, and a job of
+which no host answers."""
 
 Variable = Builder[d.VariableModel]
 
@@ -52,7 +53,10 @@ def choice(
     has_all: bool = True,
     all_value: str = "",
 ) -> Variable:
-    """Return a variable whose values a query finds. All is any of them, or else what `all_value` matches."""
+    """Return a variable whose values `query` finds.
+
+    All stands for any of these values or, if `all_value` is given, for what that matches.
+    """
     variable = (
         dashboard.QueryVariable(name)
         .label(label)
@@ -107,7 +111,7 @@ def link(uid: str, title: str, *kept: str, **variables: str) -> d.DashboardLink:
     """Return a link from a cell of a table to another dashboard.
 
     The values of `variables` come from the row of the cell. The variables named by `kept` have the values
-    that were chosen on this dashboard, of which there may be several.
+    that were chosen on this dashboard. A variable may have several values.
     """
     parts = [f"${{{name}:queryparam}}" for name in (*KEPT, *kept) if name not in variables]
     parts += ["${__url_time_range}", *(f"var-{name}={value}" for name, value in variables.items())]
@@ -161,7 +165,7 @@ def board(
     for number, row in enumerate(rows, start=1):
         heading = dashboard.Row(row.title).id(100 * number).collapsed(row.is_collapsed)
         panels = [panel.id(100 * number + place) for place, panel in enumerate(row.panels, start=1)]
-        # Grafana has the panels of an open row beside it, and the panels of a collapsed row inside of it.
+        # In Grafana's JSON the panels of an open row follow it; those of a collapsed row are inside of it.
         for panel in panels if row.is_collapsed else ():
             heading.with_panel(panel)
         made.with_row(heading)

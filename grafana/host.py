@@ -130,7 +130,7 @@ def _right_now() -> Row:
             number(
                 "Threads waiting for a kernel lock",
                 "Threads that wait inside the kernel for a mutex, semaphore or similar lock at this moment."
-                " Waits for spinlocks count only when they have ended. Usually 0 or close to it.",
+                " Threads that spin for a spinlock are not counted. Usually 0 or close to it.",
                 f"sum({_here('lockd_kernel_lock_waiting')})",
                 limits={"orange": 10},
                 width=5,
@@ -147,8 +147,8 @@ def _right_now() -> Row:
             number(
                 "Deadlocks",
                 "Rings of threads, each blocked on a lock that the next of them holds, that have lasted for a"
-                " second or more. They do not end by themselves: /api/v1/deadlocks on the host has the"
-                " threads, the locks and the places in the code.",
+                " second or more. Unless a wait has a timeout, they do not end by themselves."
+                " /api/v1/deadlocks on the host has the threads, the locks and the places in the code.",
                 f"sum({_here('lockd_deadlocks')})",
                 limits={"red": 1},
             ),
@@ -156,16 +156,16 @@ def _right_now() -> Row:
                 "Threads waiting now: user locks",
                 "How many threads of each process are blocked on a user-space lock."
                 + KINDS
-                + " A flat line above 0 means that the same threads wait on and on; a jagged one means that"
-                " waits come and go.",
+                + " A flat line above 0 mostly means that the same threads go on waiting; a jagged one means"
+                " that waits begin and end.",
                 {"{{unit}} {{comm}}": top(total("unit, comm", _here("lockd_futex_waiting", CONTENTION)))},
                 COUNT,
             ),
             graph(
                 "Threads waiting now: kernel locks",
                 "How many threads wait for a kernel lock, by type of lock and process. Many threads on one"
-                " rwsem_write or mutex of one process usually means that they all want the same thing, for"
-                " example its memory map.",
+                " rwsem_write or mutex of one process usually means that they all want the same lock, such as"
+                " mmap_lock, which protects its memory map.",
                 {
                     "{{lock_type}} {{unit}} {{comm}}": top(
                         total("lock_type, unit, comm", _here("lockd_kernel_lock_waiting"))
@@ -192,8 +192,8 @@ def _user_locks() -> Row:
             waits(
                 "Longest user-lock wait over time",
                 "The largest single wait of each process that ended in the last minute or was still going on,"
-                " on a logarithmic axis. A straight climb is one thread that waits and waits; a step that"
-                " lasts a minute is one wait that has ended." + KINDS,
+                " on a logarithmic axis. A line that climbs by one second per second is one thread that still"
+                " waits; a step that lasts a minute is one wait that has ended." + KINDS,
                 {
                     "{{unit}} {{comm}} ({{kind}})": top(
                         longest(
@@ -212,9 +212,8 @@ def _user_locks() -> Row:
             ),
             graph(
                 "Top processes by time blocked on user locks",
-                "The same by process name, which is the name of the process and not of the thread."
-                + PER_THREAD
-                + KINDS,
+                "Time that the threads of each process spend blocked on user-space locks. The name is that of"
+                " the process, not of the thread." + PER_THREAD + KINDS,
                 {"{{unit}} {{comm}}": top(total("unit, comm", blocked))},
                 SECONDS_PER_SECOND,
             ),
@@ -273,9 +272,10 @@ def _user_locks() -> Row:
             listing(
                 "Code that held user locks",
                 "One line per lock and function that released it after it had made threads wait, by the time"
-                " for which it did, over the time range of the dashboard. Estimated from samples of releases."
-                " `(no release)` are waits that a timeout or a signal ended. While a lock is stuck, its"
-                " present holder is not in here: `lockd top` names the thread." + KINDS,
+                " that threads waited because of it, over the time range of the dashboard. The times are"
+                " estimated from samples of releases. `(no release)` are waits that a timeout or a signal"
+                " ended. A holder that has not released the lock yet is not in here: `lockd top` names the"
+                " thread." + KINDS,
                 {"holder": "Holder", "lock": "Lock", "unit": "Unit", "comm": "Process"},
                 [
                     Value(
@@ -298,7 +298,9 @@ def _user_locks() -> Row:
             ),
             graph(
                 "Top user locks over time",
-                "When the locks of the table above were contended." + PER_THREAD + KINDS,
+                "Time that threads were blocked on each lock: the ten largest values at each point in time."
+                + PER_THREAD
+                + KINDS,
                 {
                     "{{lock}} ({{unit}} {{comm}})": top(
                         total(
@@ -373,10 +375,10 @@ def _kernel_locks() -> Row:
             listing(
                 "Top kernel-lock sites",
                 "One line per lock and kernel function that asks for it, most waiting time first, over the"
-                " time range of the dashboard. A lock is named by its kernel symbol or, if it is a well-known"
-                " one, as mmap_lock is; the site tells what the kernel was doing. The mean wait tells whether"
-                " the holder keeps it long or too many ask for it. The line `other` sums up what has no line"
-                " of its own.",
+                " time range of the dashboard. A lock is named by its kernel symbol, else by a known name"
+                " such as mmap_lock, else by its site. The site tells what the kernel was doing. The mean"
+                " wait tells whether the holder keeps the lock long or too many ask for it. The line `other`"
+                " sums up what has no line of its own.",
                 {"lock": "Lock", "site": "Site", "lock_type": "Type", "unit": "Unit", "comm": "Process"},
                 [
                     Value("Waiting", f"{waited} > 0", SECONDS_PER_SECOND),
@@ -388,9 +390,10 @@ def _kernel_locks() -> Row:
             listing(
                 "Code that held kernel locks",
                 "One line per lock and kernel function that released it after it had made threads wait, by"
-                " the time for which it did, over the time range of the dashboard. Estimated from samples of"
-                " releases. `(no release)` are waits that a timeout or a signal ended. The process is the one"
-                " that waited. Spinlocks are not in here.",
+                " the time that threads waited because of it, over the time range of the dashboard. The times"
+                " are estimated from samples of releases. `(no release)` are waits that a timeout or a signal"
+                " ended. The process is the one that waited. Spinlocks, rwlocks and rt_mutexes are not in"
+                " here.",
                 {"holder": "Holder", "lock": "Lock", "lock_type": "Type", "unit": "Unit", "comm": "Process"},
                 [
                     Value(
@@ -472,7 +475,7 @@ def _off_cpu() -> Row:
         [
             graph(
                 "Off-CPU time by reason",
-                "Time that threads spent waiting for somebody else, by what they waited for, stacked. This"
+                "Time that threads spent off the CPU until a wake-up, by what they waited for, stacked. This"
                 " includes idle threads: one that sleeps or polls for work all the time adds 1 s/s, and that"
                 " is no problem. Look for changes, and for reasons that should not be there, such as disk"
                 " input for a program that keeps everything in memory. A wait is counted when it ends.",
@@ -483,8 +486,9 @@ def _off_cpu() -> Row:
             waits(
                 "Longest uninterruptible wait",
                 "The largest single wait in state D that ended in the last minute or was still going on, by"
-                " reason and process. Such threads cannot be killed; they wait for a disk, a network file"
-                " system or a kernel lock. Tens of seconds mean that a device is in trouble.",
+                " reason and process. Signals do not end such a wait, though SIGKILL may. The thread waits"
+                " for a disk, a network file system or a kernel lock. Tens of seconds mostly mean that a"
+                " device is in trouble.",
                 {
                     "{{reason}} {{unit}} {{comm}}": top(
                         longest(
@@ -518,16 +522,16 @@ def _off_cpu() -> Row:
             graph(
                 "Wakers",
                 "Who ended the waits: off-CPU time by the name of the process that woke the sleeper. For lock"
-                " waits this is usually the holder that let go. What a timer or a device ended appears under"
-                " the process that it interrupted, or as irq on an idle processor; unknown is a wake-up that"
-                " no program saw. Idle waits are part of it.",
+                " waits this is usually the holder that released the lock. A wait that a timer or a device"
+                " ended appears under the process that it interrupted, or as irq on an idle processor."
+                " unknown is a wake-up that no program saw. Idle waits are part of it.",
                 {"{{waker}}": top(total("waker", rate(woken)))},
                 SECONDS_PER_SECOND,
             ),
             listing(
                 "Who waits for whom",
-                "The same as pairs, over the time range of the dashboard: the process that waited and the one"
-                " that woke it. Filter by process to see what a slow service depends on.",
+                "Off-CPU time by the process that waited and the process that woke it, over the time range of"
+                " the dashboard. Choose a process at the top to see what a slow service depends on.",
                 {"unit": "Unit", "comm": "Process", "waker": "Woken by"},
                 [Value("Waited", top(total("unit, comm, waker", range_rate(woken)), 50), SECONDS_PER_SECOND)],
                 width=12,
@@ -535,8 +539,8 @@ def _off_cpu() -> Row:
             ),
             durations(
                 "Off-CPU time: $reason",
-                "One panel for each reason chosen at the top of the dashboard. Waits of a regular length,"
-                " such as one row that is always dark, are mostly timers.",
+                "One panel for each reason chosen at the top of the dashboard. A row that stands out all the"
+                " time shows waits of a regular length, which are mostly timers.",
                 _increase("lockd_offcpu_blocked_seconds_bucket", reason),
                 width=24,
                 repeat="reason",
@@ -551,8 +555,8 @@ def _all_futex_waits() -> Row:
         [
             graph(
                 "Threads blocked in a futex wait, by kind",
-                "All threads blocked in a futex wait. Most are of kind cond: workers that wait for work. This"
-                " is not contention; it shows how lockd tells the kinds apart.",
+                "All threads blocked in a futex wait, by the kind that lockd has found for the wait. Most are"
+                " of kind cond: workers that wait for work. This is not contention.",
                 {"{{kind}}": total("kind", _here("lockd_futex_waiting"))},
                 COUNT,
                 is_stacked=True,
@@ -561,7 +565,7 @@ def _all_futex_waits() -> Row:
                 "Futex waits in which the thread was blocked",
                 "Futex waits per second that took a thread off the processor, by kind. A wait is counted when"
                 " it ends. Many waits of kind lock with hardly any blocked time mean that threads contend for"
-                " something that is held very shortly.",
+                " a lock that is held for a very short time.",
                 {"{{kind}}": total("kind", rate(_here("lockd_futex_blocked_seconds_count")))},
                 PER_SECOND,
             ),
@@ -578,8 +582,8 @@ def _futex_calls() -> Row:
                 "Futex calls",
                 MODE_CALLS
                 + "Calls per second that asked to wait, whether they blocked or not, by kind, and calls that"
-                " wake or requeue. Many more waits than blocked ones mean that threads contend for something"
-                " that changes hands before they can sleep.",
+                " wake or requeue. Many more waits than blocked ones mean that threads contend for a lock"
+                " that is released before they can sleep.",
                 {
                     "wait ({{kind}})": total("kind", rate(_here("lockd_futex_waits_total"))),
                     "wake": f"sum({rate(_here('lockd_futex_wakes_total'))})",
@@ -589,23 +593,23 @@ def _futex_calls() -> Row:
             graph(
                 "Failed futex calls",
                 MODE_CALLS
-                + "Failed calls per second by error. EAGAIN is ordinary: the lock changed hands before the"
-                " caller could sleep. ETIMEDOUT is a wait that reached its time limit.",
+                + "Failed calls per second by error. EAGAIN is ordinary: the value of the futex changed"
+                " before the caller could sleep. ETIMEDOUT is a wait that reached its time limit.",
                 {"{{error}}": total("error", rate(_here("lockd_futex_errors_total")))},
                 PER_SECOND,
             ),
             graph(
                 "Time spent working in futex calls",
                 MODE_CALLS
-                + "Time that futex calls took, without the time they were blocked, by process: the price of"
-                " locking itself. Time in which a thread was preempted in a call is in it. 1 s/s means that"
-                " at all times one thread works in such a call.",
+                + "Time that futex calls took, less the time for which the thread was blocked in them, by"
+                " process. This is the cost of locking itself. Time in which a thread was preempted in a call"
+                " is included. 1 s/s means that at all times one thread works in such a call.",
                 {"{{unit}} {{comm}}": top(total("unit, comm", rate(_here("lockd_futex_sys_seconds_total"))))},
                 SECONDS_PER_SECOND,
             ),
             graph(
                 "Longest work in one futex call",
-                MODE_CALLS + "The largest part of a single call that was not blocking, over the last minute."
+                MODE_CALLS + "The longest duration of a call less its blocked time, over the last minute."
                 " Milliseconds mean contention on the kernel's own futex tables, or preemption.",
                 {
                     "{{unit}} {{comm}}": top(
@@ -635,9 +639,10 @@ def _lockd() -> Row:
         [
             graph(
                 "Share of the machine, and the budget",
-                "CPU time of the whole machine that lockd takes: BPF programs by what they time themselves,"
-                " the sampler, the namer and the exporter (of these two the mean over a minute). Above the"
-                " budget lockd restrains itself, but not for what the exporter takes.",
+                "Share of the CPU time of the whole machine that each part of lockd takes: the BPF programs"
+                " by their own measurements, the sampler, the namer and the exporter. The values of the last"
+                " two are means over a minute. Above the budget lockd leaves out detail; the cost of the"
+                " exporter has no such effect.",
                 {
                     "{{part}}": total("part", _own("lockd_cpu_ratio")),
                     "budget": f"max({_own('lockd_cpu_budget_ratio')})",
@@ -648,8 +653,8 @@ def _lockd() -> Row:
             ),
             graph(
                 "Restraint",
-                "What lockd leaves out as it takes more than its budget: 0 nothing; 1 stacks, and so new"
-                " names; 2 threads and locks as well; 3 all but totals.",
+                "What lockd leaves out to keep to its CPU budget: 0 nothing; 1 stacks, and so new names;"
+                " 2 threads and locks as well; 3 everything but totals.",
                 {"level": f"max({_own('lockd_restraint_level')})"},
                 LEVEL,
                 maximum=3,
@@ -657,7 +662,7 @@ def _lockd() -> Row:
             graph(
                 "CPU by process",
                 "Processor time of each process of lockd; 100% is one processor. The work of the BPF programs"
-                " runs in the threads they observe and is not part of it.",
+                " runs in the threads that they observe, and is not included.",
                 {"{{process}}": total("process", rate(_own("lockd_cpu_seconds_total")))},
                 SHARE,
                 width=8,
@@ -666,8 +671,8 @@ def _lockd() -> Row:
             graph(
                 "CPU of BPF programs",
                 "Processor time of each BPF program, as the kernel counts it; 100% is one processor. Empty"
-                " where the kernel keeps no such statistics (kernel.bpf_stats_enabled). The cost of entering"
-                " a program is not in it.",
+                " where the kernel keeps no such statistics (kernel.bpf_stats_enabled). The cost of calling"
+                " a program is not included.",
                 {"{{program}}": run_seconds},
                 SHARE,
                 width=8,
@@ -676,15 +681,15 @@ def _lockd() -> Row:
             graph(
                 "Time per run of a BPF program",
                 "Mean duration of one run of each BPF program. Tens to a few hundred nanoseconds are"
-                " expected; multiply by the number of switches, and of futex calls in mode calls, to see the"
-                " effect on the host.",
+                " expected. Multiplied by the number of context switches (and of futex calls in mode calls),"
+                " it is the effect on the host.",
                 {"{{program}}": f"{run_seconds} / {runs}"},
                 SECONDS,
                 width=8,
             ),
             graph(
                 "Resident memory by process",
-                "Memory of each process of lockd. It should be level.",
+                "Resident memory of each process of lockd. It should not keep growing.",
                 {"{{process}}": total("process", _own("lockd_resident_bytes"))},
                 BYTES,
                 width=8,
@@ -694,7 +699,7 @@ def _lockd() -> Row:
                 "Tick work",
                 "How long one tick (flip the maps, drain, fold) takes: half of the ticks take less than the"
                 " median, 99 in 100 less than the 99% line. It must stay well below the period, 50 ms by"
-                " default. Time in which the tick has no processor is in it.",
+                " default. Time in which the sampler has no processor is included.",
                 quantiles(ticks),
                 SECONDS,
                 width=8,
@@ -712,19 +717,19 @@ def _lockd() -> Row:
             graph(
                 "Dropped events",
                 "Events lost per second, by map and reason: every event here is missing from the totals"
-                " above. The kernel itself leaves out some, and some holds of kernel locks have no beginning"
-                " or no end: recursion, return_missed, release_missed, taken_unseen, holder_gone and"
-                " too_nested are ordinary. The right value of all others is nothing at all.",
+                " above. The reasons recursion, return_missed, release_missed, taken_unseen, holder_gone and"
+                " too_nested are ordinary: the kernel skips some runs of programs, and of some holds of"
+                " kernel locks no beginning or no end is seen. Other reasons should not occur at all.",
                 {"{{map}}: {{reason}}": total("map, reason", rate(_own("lockd_dropped_events_total")))},
                 PER_SECOND,
                 width=8,
             ),
             graph(
                 "Map fill",
-                "How full each BPF map was. At 100%, new events of futex, offcpu, kernel_locks and"
-                " kernel_holds count as other (raise maps.entries); those of threads (maps.threads),"
-                " kernel_holding and the maps whose names end in _over are lost; of stacks and captures only"
-                " stacks are missing.",
+                "How full each BPF map was when it was last read. If futex, offcpu, kernel_locks or"
+                " kernel_holds is full, new events count as other (raise maps.entries). If threads (raise"
+                " maps.threads), kernel_holding or a map whose name ends in _over is full, new events are"
+                " lost. If stacks or captures is full, only stacks are missing.",
                 {
                     "{{map}}": longest(
                         "map", f"{_own('lockd_map_entries')} / ({_own('lockd_map_capacity')} > 0)"
@@ -765,7 +770,8 @@ def _lockd() -> Row:
             graph(
                 "Ticks",
                 "Rounds of the sampler per second: 20 with the default period of 50 ms, and 5 at restraint"
-                " level 3. Less means skipped or late ticks.",
+                " level 3. There are fewer if ticks are late, or come while BPF programs may still be writing"
+                " to the maps that are to be drained.",
                 {"ticks": f"sum({rate(_own('lockd_ticks_total'))})"},
                 PER_SECOND,
                 width=8,
@@ -799,8 +805,8 @@ def _lockd() -> Row:
             ),
             listing(
                 "Build",
-                "The version that runs, and since when its counters count: since lockd started, or since the"
-                " first of the starts that went on where the one before was.",
+                "The version that runs, and for how long its counters have counted: since lockd started. A"
+                " start that takes over the counts of the start before does not reset this time.",
                 {"version": "Version", "kernel": "Kernel", "python": "Python"},
                 [
                     Value(

@@ -97,9 +97,10 @@ MAXIMUM = _its("lockd_futex_lock_max_blocked_us", CONTENTION, MINUTE)
 
 
 def _either(by: str, user: str, kernel: str, rated: Callable[[str], str] = rate) -> str:
-    """Return the rate of the metric that the lock has: it is a lock of a program, or one of the kernel.
+    """Return the rate of the metric that the lock has, summed by the labels `by`.
 
-    `rated` is rate() for graphs, and range_rate() or _from_first() for tables.
+    It is `user` for a lock of a program, and `kernel` for a lock of the kernel. `rated` is rate() for graphs,
+    and range_rate() or _from_first() for tables.
     """
     return f"({total(by, rated(user))} or {total(by, rated(kernel))})"
 
@@ -116,14 +117,14 @@ def _lock() -> Row:
         [
             number(
                 "Hosts",
-                "Hosts on which a thread was blocked on the lock of late. One host points to that host; all"
-                " of them point to the program, or to the kernel.",
+                "Hosts on which waits for the lock ended in the last interval of the graphs (a minute or"
+                " more). One host points to that host; all of them point to the program, or to the kernel.",
                 f"count({seconds} > 0)",
                 width=5,
             ),
             number(
                 "Time blocked",
-                "Of all threads on all chosen hosts together." + PER_THREAD,
+                "Time that threads are blocked on the lock, summed over all chosen hosts." + PER_THREAD,
                 f"sum({seconds})",
                 SECONDS_PER_SECOND,
                 width=5,
@@ -133,7 +134,7 @@ def _lock() -> Row:
             ),
             number(
                 "Threads waiting now",
-                "Threads that are blocked on the lock at this moment. If they are the same ones for long, the"
+                "Threads that are blocked on the lock now. If the same threads stay blocked for long, the"
                 " holder is stuck." + USER_ONLY,
                 f"sum({WAITING})",
                 limits={"orange": 10},
@@ -149,23 +150,24 @@ def _lock() -> Row:
             ),
             graph(
                 "Time blocked, by host",
-                "Here or everywhere? The dashed line is the median of these hosts." + PER_THREAD,
+                "Shows whether threads wait for the lock on one host or on all. The dashed line is the median"
+                " of the chosen hosts." + PER_THREAD,
                 {"{{cluster}} {{instance}}": top(seconds), "median": f"quantile(0.5, {seconds})"},
                 SECONDS_PER_SECOND,
                 reference="median",
             ),
             graph(
                 "Mean wait, by host",
-                "Few, long waits: the holder keeps the lock too long, perhaps while it does input or output."
-                " Many, short waits: too many threads want it.",
+                "If waits are long, the holder keeps the lock too long, perhaps while it does input or"
+                " output. If they are short but many, too many threads want it.",
                 {"{{cluster}} {{instance}}": top(f"{seconds} / ({count} > 0)")},
                 SECONDS,
                 is_logarithmic=True,
             ),
             waits(
                 "Longest wait, by host",
-                "The largest single wait that ended in the last minute or was still going on. A straight"
-                " climb is one thread that waits and waits." + USER_ONLY,
+                "The largest single wait that ended in the last minute or was still going on. A line that"
+                " climbs by one second per second is one thread that still waits." + USER_ONLY,
                 {"{{cluster}} {{instance}}": top(longest(BY_HOST, peak(MAXIMUM)))},
             ),
             graph(
@@ -214,9 +216,10 @@ def _who() -> Row:
             ),
             listing(
                 "Code that held it",
-                "Functions that released the lock after they had made threads wait, by the time for which"
-                " they did, over the time range of the dashboard. Estimated from samples. Here is what to"
-                " make shorter. `(no release)` are waits that a timeout or a signal ended.",
+                "Functions that released the lock after they had made threads wait, by the time that threads"
+                " waited because of them, over the time range of the dashboard. The times are estimated from"
+                " samples. The code of these functions is what to make shorter. `(no release)` are waits that"
+                " a timeout or a signal ended.",
                 {"holder": "Holder", "comm": "Process"},
                 [
                     Value("Made threads wait", f"{held} > 0", SECONDS_PER_SECOND),
@@ -233,8 +236,8 @@ def _who() -> Row:
                 "What the holder did",
                 "The time that threads waited for the lock, by what the thread that held it did meanwhile."
                 " `running`: its code takes that long. `runqueue`: it had no CPU. `lock`: it waited for"
-                " another lock itself. Else it was off the CPU for this reason. `unknown`: no release"
-                " ended the wait, or what the holder did was not seen. Estimated from samples.",
+                " another lock itself. `unknown`: no release ended the wait, or what the holder did was not"
+                " seen. Any other value is the reason for which it was off the CPU. Estimated from samples.",
                 {"{{cause}}": _either("cause", CAUSED, KERNEL_CAUSED)},
                 SECONDS_PER_SECOND,
                 width=24,
@@ -242,8 +245,8 @@ def _who() -> Row:
             ),
             listing(
                 "Where the kernel asks for it",
-                "Functions of the kernel that wait for the lock, over the time range of the dashboard: they"
-                " tell what the threads were doing. Empty for a lock of a program, whose name is its place.",
+                "Functions of the kernel that wait for the lock, over the time range of the dashboard. They"
+                " tell what the threads were doing. Empty for a lock of a program.",
                 {"site": "Site", "lock_type": "Type"},
                 [
                     Value(

@@ -18,7 +18,7 @@ from grafana_foundation_sdk.models import prometheus as p
 
 Panel: TypeAlias = stat.Panel | timeseries.Panel | table.Panel | heatmap.Panel
 Limits: TypeAlias = Mapping[str, float]
-"""The value from which on a colour is shown, by colour."""
+"""For each colour the least value that is shown in it."""
 
 Item = TypeVar("Item")
 
@@ -40,7 +40,7 @@ UNASKED = ("Time", "__name__", "cluster", "job", "instance")
 """Columns that Grafana adds to a table by itself, or that every series has."""
 
 OR_ZERO = " or vector(0)"
-"""The end of the query of a number."""
+"""The end of the query of number(): 0 if there is no result."""
 
 WAIT_LIMITS = {"orange": 1e6, "red": 1e7}
 """The limits of the alerts on long waits, in microseconds."""
@@ -52,8 +52,9 @@ PER_THREAD = (
 )
 LIMITS_SHOWN = " The dashed lines are the alert limits, 1 s and 10 s."
 CELLS = (
-    "Each column is a moment, each row a range of durations (the label is the upper end of the range), and"
-    " the darker a cell, the more {what} of that duration ended then."
+    "Each column is an interval of time, each row a range of durations (the label is the upper end of the"
+    " range). The more a cell stands out from the background, the more {what} of that duration ended in that"
+    " interval."
 )
 
 
@@ -119,8 +120,10 @@ def graph(
     maximum: float | None = None,
     reference: str = "",
 ) -> timeseries.Panel:
-    """Return a panel with lines over time: `queries` by legend. Lines whose legend ends with
-    `reference` are what the others are compared with."""
+    """Return a panel with lines over time, one for each query of `queries`, by legend.
+
+    Lines whose legend ends with `reference` are dashed and never stacked: the others are compared with them.
+    """
     panel = (
         timeseries.Panel()
         .title(title)
@@ -198,8 +201,8 @@ def listing(
 ) -> table.Panel:
     """Return a table that is sorted by the first column of values, the largest on top.
 
-    `names` has the title of each label's column, `links` where a click on a label leads. `states` has a text
-    and a colour in place of each number in the first column of values.
+    `names` has the title of each label's column. `links` has, by label, the link that a click on a value
+    follows. `states` has, by number, a text and a colour that the first column of values shows instead.
     """
     fields = [f"Value #{ref}" for ref, _ in _numbered(values)] if len(values) > 1 else ["Value"]
     titles = {**names, **dict(zip(fields, (value.title for value in values), strict=True))}

@@ -7,14 +7,15 @@ FLEET = f'{CLUSTER}, job=~"$job"'
 HOSTS = f'{FLEET}, instance=~"$instance"'
 HOST = f'{FLEET}, instance="$instance"'
 BY_HOST = "cluster, job, instance"
-"""The labels that tell hosts apart: those of several clusters may have the same names."""
+"""The labels that identify a host: hosts of different clusters or jobs may have the same `instance`."""
 UNIT = 'unit=~"$unit"'
 COMM = 'comm=~"$comm"'
 PROCESSES = f"{UNIT}, {COMM}"
 CONTENTION = 'kind=~"lock|pi"'
 MINUTE = 'window="1m"'
 EVENTS = tuple(f"lockd_{of}_seconds_count" for of in ("offcpu_runqueue", "futex_blocked", "kernel_lock_wait"))
-"""Counters of which every process that lockd sees has one, whichever programs are turned off."""
+"""Counters of all programs. Every process that lockd sees has series of one at least, whichever program is
+turned off."""
 
 
 def select(metric: str, *matchers: str) -> str:
@@ -33,13 +34,14 @@ def range_rate(selector: str) -> str:
 def growth(counter: str, where: str) -> str:
     """How much a counter has grown over the whole time range of the dashboard.
 
-    increase() takes care of counters that were reset. It does not see the first value of a series, and many
-    counters of lockd begin with their first event: the series of a holder begins with all of its first hold.
-    So a series that begins within the range counts with its whole value. Such a series was not there in the
-    day before the range, and has fewer samples in the range than its host has. An old series of a host that
-    was not scraped at the beginning has as many; a series that only comes back was there before.
+    increase() takes care of counters that were reset, but it ignores the first value of a series. Many
+    counters of lockd begin with their first event: the first value for a holder is all of its first hold. So
+    a series that begins within the range counts with its whole value. It is recognised by two conditions. It
+    has no sample in the day before the range: this excludes a series that was removed and comes back. It has
+    fewer samples in the range than lockd_ticks_total of its host: this excludes an old series of a host that
+    was not scraped at the beginning of the range.
 
-    `where` selects the hosts.
+    `where` has the label matchers of the hosts.
     """
     samples = f"count_over_time({select('lockd_ticks_total', where)}[$__range])"
     is_new = f"count_over_time({counter}[$__range]) < on ({BY_HOST}) group_left () {samples}"
@@ -49,7 +51,7 @@ def growth(counter: str, where: str) -> str:
 
 def range_rate_of_new(counter: str, where: str) -> str:
     """The rate over the whole time range of the dashboard, for tables of counters that begin with their first
-    event. `where` selects the hosts."""
+    event. `where` has the label matchers of the hosts."""
     return f"{growth(counter, where)} / $__range_s"
 
 
@@ -62,7 +64,7 @@ def longest(by: str, expr: str) -> str:
 
 
 def peak(selector: str) -> str:
-    """The largest maximum between two points of a graph, so that no short one is left out."""
+    """The largest value of a gauge since the previous point of the graph, so that no short peak is missed."""
     return f"max_over_time({selector}[$__rate_interval])"
 
 
@@ -71,7 +73,7 @@ def top(expr: str, count: int = 10) -> str:
 
 
 def peak_of_range(selector: str) -> str:
-    """The largest maximum over the whole time range of the dashboard, for tables."""
+    """The largest value of a gauge over the whole time range of the dashboard, for tables."""
     return f"max_over_time({selector}[$__range])"
 
 

@@ -47,7 +47,8 @@ RECORDED = "cluster_job_unit:lockd"
 UNITS = "|".join(
     f"{RECORDED}_{of}_seconds_sum:rate5m" for of in ("offcpu_runqueue", "futex_blocked", "kernel_lock_wait")
 )
-"""Metrics of which every unit that lockd sees has one, whichever programs are turned off."""
+"""A pattern of metrics of all programs. Every unit that lockd sees has one at least, whichever program is
+turned off."""
 ALL_HOSTS = (
     " Over all hosts, whichever are chosen at the top of the dashboard; a point is a mean of five minutes."
 )
@@ -109,7 +110,8 @@ def _right_now() -> Row:
             ),
             number(
                 "Longest kernel-lock wait, last minute",
-                "The same for locks of the kernel. Orange from 1 s, red from 10 s, as in the alert"
+                "The largest single wait for a lock of the kernel, on any host, that ended in the last minute"
+                " or is still going on. Orange from 1 s, red from 10 s, as in the alert"
                 " LockdKernelLockWaitLong.",
                 f"max({_its('lockd_kernel_lock_max_wait_us', MINUTE)})",
                 MICROSECONDS,
@@ -117,14 +119,15 @@ def _right_now() -> Row:
             ),
             number(
                 "Deadlocks",
-                "Rings of threads of the service, each blocked on a lock that the next of them holds. Only a"
-                " restart of the service on that host ends one.",
+                "Rings of threads of the service, each blocked on a lock that the next of them holds. Unless"
+                " a wait has a timeout, only a restart of the service on that host ends one.",
                 f"sum({_its('lockd_deadlocks')})",
                 limits={"red": 1},
             ),
             number(
                 "Deadlocks found in the time range",
-                "They count even if the service was restarted since.",
+                "Deadlocks that lockd found in the time range. They count even if they have ended since, for"
+                " instance by a restart of the service.",
                 f"round(sum({growth(_its('lockd_deadlocks_found_total'), HOSTS)}))",
                 limits={"orange": 1},
             ),
@@ -141,8 +144,8 @@ def _locks() -> Row:
             listing(
                 "Locks of the service",
                 "One line per lock, most blocked time first, over the time range of the dashboard and all"
-                " chosen hosts. A lock with many hosts is the program's own trouble; one with a single host"
-                " is that host's." + KINDS + " A click on a lock shows it.",
+                " chosen hosts. If threads wait for a lock on many hosts, the cause is in the program; if on"
+                " a single host, it is on that host." + KINDS + " A click on a lock shows it.",
                 {"lock": "Lock", "comm": "Process", "kind": "Kind"},
                 [
                     Value("Blocked", total(lock, range_rate(blocked)) + " > 0", SECONDS_PER_SECOND),
@@ -217,7 +220,8 @@ def _locks() -> Row:
             ),
             graph(
                 "How long waits for kernel locks take",
-                "By quantile, as above." + ALL_HOSTS,
+                "Half of the waits are shorter than the median, 99 in 100 shorter than the 99% line."
+                + ALL_HOSTS,
                 quantiles(
                     f"sum by (le) ({_everywhere(f'{RECORDED}_kernel_lock_wait_seconds_bucket:rate5m')})"
                 ),
@@ -260,8 +264,10 @@ def _hosts() -> Row:
             ),
             graph(
                 "Time blocked on user locks, by host",
-                "The dashed line is the median of the hosts on which it has waited: whoever is far above it"
-                " is an outlier." + PER_THREAD + KINDS,
+                "Time that threads of the service are blocked on user-space locks. The dashed line is the"
+                " median of the hosts on which they have waited: a host far above it is an outlier."
+                + PER_THREAD
+                + KINDS,
                 {"{{cluster}} {{instance}}": top(blocked), "median": f"quantile(0.5, {blocked})"},
                 SECONDS_PER_SECOND,
                 reference="median",
@@ -328,9 +334,9 @@ def _objective() -> Row:
         [
             graph(
                 "Blocked time and its objective",
-                "Time that threads of the service are blocked on user-space locks, in the mean of its hosts"
-                " in a cluster: what the alert LockdObjectiveBurn compares. The dashed lines are the"
-                " objectives." + needs,
+                "Time that threads of the service are blocked on user-space locks, as the mean of its hosts"
+                " in a cluster. The alert LockdObjectiveBurn compares it with the objectives, which are the"
+                " dashed lines." + needs,
                 {
                     "{{cluster}} {{unit}}": f"{blocked} and on (unit) {objective}",
                     "{{unit}}, objective": objective,
@@ -340,8 +346,8 @@ def _objective() -> Row:
             ),
             graph(
                 "Burn rate",
-                "How many times faster than the objective allows its budget is used up. At 1 it lasts just as"
-                " long as it should. The dashed lines are the limits of the alert LockdObjectiveBurn: 6 over"
+                "Blocked time as a multiple of the objective: at 1, the service waits just as much as the"
+                " objective allows. The dashed lines are the limits of the alert LockdObjectiveBurn: 6 over"
                 " six hours, 14.4 over one hour." + needs,
                 {"{{cluster}} {{unit}}, one hour": burn(1), "{{cluster}} {{unit}}, six hours": burn(6)},
                 TIMES,
