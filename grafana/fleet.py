@@ -58,7 +58,7 @@ HOST_COUNT = _all("cluster_job:lockd_start_time_seconds:count")
 def _outliers(metric: str, operation: str) -> dict[str, str]:
     """Return queries for the hosts with most and for the median host of each cluster, by legend.
 
-    They read recorded series, so that they cost the same for any fleet.
+    They read series of recording rules, and so cost the same for a fleet of any size.
     """
     return {
         "{{cluster}} {{instance}}": top(_all(f"cluster_job_instance:{metric}:topk_{operation}")),
@@ -134,7 +134,7 @@ def _hosts() -> Row:
                         "Times median",
                         total(
                             BY_HOST,
-                            # A Prometheus of several shards has a median for each of them.
+                            # If several servers of Prometheus share a fleet, each has recorded a median.
                             f"{USER_LOCKS} / on (cluster, job) group_left ()"
                             f" avg by (cluster, job) ({USER_MEDIAN} > 0)",
                         ),

@@ -28,7 +28,7 @@ greatest value are None if they are not known."""
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Parse the value of --by: `none`, or different names with commas between."""
+    """Parse the value of --by: different names with commas between, or `none` for no names."""
     labels = tuple(name.strip() for name in text.split(","))
     if not all(labels) or len(set(labels)) < len(labels) or ("none" in labels and len(labels) > 1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of names with commas between, each once")

@@ -38,9 +38,9 @@ UNWIND_SECONDS = 0.002
 MOST_HOOKS_REPORTED = 10
 """The most hooks that are reported one by one because they could not be attached."""
 STACK_DEFINES = {"WITH_USER_STACKS", "WITH_KERNEL_STACKS"}
-"""The defines with which load_settings() of lockd/trace/core/options.py asks for stacks."""
+"""The macros with which load_settings() of lockd/trace/core/options.py asks for stacks."""
 EXAMINED_AT_ONCE = 64
-"""The number of threads that are looked up in procfs after each drain to find out whether they have ended."""
+"""The most threads that are looked up in procfs after each drain to find out whether they have ended."""
 BLOCKED_PROCESSES = "blocked_processes"
 """The ring buffer in which the programs announce processes of which they have just captured a stack."""
 TRACED_PROCESSES, TRACED_THREADS = "traced_processes", "traced_threads"
@@ -186,7 +186,7 @@ class Session:
         return self._pairs.hashes[name]
 
     def read_steady(self, name: str) -> Entries:
-        """Read a map that programs may write to meanwhile.
+        """Read the map `name`, to which programs may write meanwhile.
 
         Returns copies of the entries that did not change between two reads (HashMap.read_steady()).
         """
@@ -326,7 +326,7 @@ class Progress:
         self._is_shown = False
 
     def show_text(self, text: str) -> None:
-        """Replace the line."""
+        """Replace the progress line by `text`."""
         if self._terminal:
             self._terminal.write(f"\r\x1b[K{text}")
             self._terminal.flush()
@@ -350,7 +350,7 @@ class Progress:
         self.show_text(f"{elapsed:.0f} s, {events:,} events, {lost:,} lost; Ctrl-C ends")
 
     def end(self) -> None:
-        """Clear the line."""
+        """Clear the progress line."""
         if self._terminal and self._is_shown:
             self._terminal.write("\r\x1b[K")
             self._terminal.flush()
@@ -377,9 +377,9 @@ class Lifetimes:
         return self._is_limited and not (self._processes or self._started)
 
     def take_ended(self) -> dict[str, list[int]]:
-        """The ids of processes and threads that have ended, each once, by the map that has them.
+        """The ids of processes and threads that have ended, by the name of the BPF map that has them.
 
-        Of the threads, EXAMINED_AT_ONCE are examined in each call.
+        Each id is returned once. Of the threads, at most EXAMINED_AT_ONCE are examined in each call.
         """
         poll = select.poll()
         for fd in self._processes:
@@ -428,8 +428,11 @@ def _start_time(tid: int) -> str:
 
 
 def _visit_cpus() -> None:
-    """Run on each CPU for a moment, so that the thread that runs there is switched out. At a switch-out the
-    programs count the calls of the thread."""
+    """Run on each CPU for a moment, so that the thread that runs there is switched out.
+
+    The programs for futex calls keep the latest calls of that thread in a per-CPU variable. They add these to
+    a map when the thread is switched out.
+    """
     allowed = os.sched_getaffinity(0)
     for cpu in allowed:
         with contextlib.suppress(OSError):  # the CPU has just been taken offline

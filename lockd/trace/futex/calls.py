@@ -162,8 +162,8 @@ class FutexCalls:
         merged = self.merged()
         histograms: dict[tuple[int, int], Histogram] = {}
         for call in map(_Call._make, merged[merged["slot"] != self.no_slot].tolist()):
-            # Slot s of common.bpf.h holds [2^(s-1), 2^s) whole microseconds, slot 0 less than one. In a
-            # Histogram these are slots s + 1 and 1.
+            # Slot s of common.bpf.h has times above 2^(s-1) us and up to 2^s us; slot 0 has times up to 1 us.
+            # The slots of a Histogram for these ranges are s + 1 and 1.
             histograms.setdefault((call.tgid, call.uaddr), Histogram()).add(call.slot + 1, call.calls)
         return histograms
 

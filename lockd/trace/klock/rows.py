@@ -20,7 +20,7 @@ MAXIMA = ("max_wait_ns", "max_hold_ns", "is_mmap_lock")
 ROW = np.dtype(
     [
         ("lock", np.uint64),
-        ("stack", np.uint64),  # number of the stack that waited for the lock or acquired it
+        ("stack", np.uint64),  # number of the stack with which the thread waited for the lock or acquired it
         ("period", np.int64),  # number of the period: time on CLOCK_MONOTONIC divided by the period's length
         ("tid", np.int64),
         ("tgid", np.int64),

@@ -61,7 +61,10 @@ class Library:
 
 
 def part(pids: tuple[int, ...], with_holds: bool) -> Part:
-    """The probes for these processes. Raises HostError for a process without mutex functions."""
+    """The probes for these processes. With `with_holds` they include those for releases.
+
+    Raises HostError for a process without mutex functions, and UsageError for one that does not exist.
+    """
     hooks = dict.fromkeys(hook for pid in pids for hook in _candidates(pid, library_of(pid), with_holds))
     ended = Candidate("trace", "mutex_thread_ended", "raw_tracepoint", "sched_process_exit", required=False)
     return Part(

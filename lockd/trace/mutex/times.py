@@ -32,7 +32,7 @@ class Key:
     lock: str
     """The name of the mutex, or its address in hexadecimal if it has no name."""
     comm: str
-    """The comm of the threads."""
+    """The comm of the threads that asked for the mutex or held it."""
     frames: tuple[str, ...]
     """The functions of the stack, innermost first."""
     state: str = ""

@@ -65,7 +65,8 @@ class BlockedThread:
     """What the call waits for: an enum of the programs (futex_kind or file_kind) and its member; None if that
     is not needed."""
     capture: Capture | None
-    """The stack in user space. Of its registers only the stack pointer and the program counter are known."""
+    """The stack in user space; None if it could not be read. Of its registers only the stack pointer and the
+    program counter are known."""
     kernel: tuple[str, ...]
     """Functions in the kernel, innermost first."""
 

@@ -167,7 +167,7 @@ def _find_on_host(name: str) -> list[Binary]:
 
 def _libraries(name: str) -> Iterator[str]:
     for file, path in _cached_libraries():
-        # Few programs use musl: it is found by a process or by its path only.
+        # Few programs use musl. Its C library is found only in a process, or if its path is given.
         if has_name(file, name) and not MUSL.fullmatch(file):
             yield path
 
