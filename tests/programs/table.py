@@ -45,9 +45,9 @@ anything; *the same* means that lockd said what was expected.
 ## How names are found
 
 Most distributions build their C library without frame pointers, so stacks are not walked by frame pointers
-alone. When the first thread blocks on a lock, the BPF programs take its registers and the first 4 KiB of
-its stack. The namer unwinds them by the unwind tables (`.eh_frame`) of the mapped files, and by frame
-pointers in code without such tables, such as code compiled at run time.
+alone. When the first thread blocks on a lock, the BPF programs copy the thread's registers and the top 4 KiB
+of its stack. The namer unwinds this stack by the unwind tables (`.eh_frame`) of the mapped files, and by
+frame pointers in code without such tables, such as code compiled at run time.
 
 The kind follows from the futex operation and the value waited for, or from the functions on the stack where
 these say more.
@@ -67,15 +67,16 @@ a symbol whose caller, in the same object, has one is shown as a place in its ca
 `postgres:LockAcquireExtended+0x5a1`. A part of a function that the compiler put elsewhere has the name of
 the function.
 
-**MariaDB's own latches** wait by futex calls of the server itself. They are recognised by the value of
-their word at that moment, because Debian's `mariadbd` has no symbols for them. Their names are offsets.
+**MariaDB's own latches** wait by futex calls of the server itself. They are recognised by the value
+of the futex word while a thread waits, because Debian's `mariadbd` has no symbols for them. Their names are
+offsets.
 
 **Stable names.** Locks that are variables have the same name after a restart, and on all hosts with the
 same build of a program. The C library's own locks have one name for each sort, whichever of them a thread
 waits for: `libc.so.6:malloc` for its heaps, `libc.so.6:stdio` for its files. A lock on the heap that
 several functions take has the name of the function that blocked first, which may be another one after a
 restart: MariaDB's table cache is `mariadbd:tc_acquire_table` or `mariadbd:tc_release_table`. `sites` in
-`/api/v1/locks` has all functions that were seen. A name that is an offset is another one in the next build.
+`/api/v1/locks` has all functions that were seen. A name that is an offset changes with each build.
 Names have 120 characters at most: template arguments become `<...>`, and what is still too long is cut off.
 
 ## Java
@@ -92,7 +93,7 @@ the time that a thread spins before it sleeps.
   of that class, `[java]:java.util.concurrent.locks.ReentrantLock` for all of these locks.
   `lockd_advised_processes` and `lockd top` say so (`java`). `jcmd PID Compiler.perfmap` (JDK 17 and later)
   writes a map of the code that is compiled at that moment. lockd notices it when a thread next waits for a
-  lock that was not captured for ten seconds. From then on it counts under names such as
+  lock that was not captured for ten seconds. From then on waits count under names such as
   `[jit]:com.shop.Registry.put`; earlier counts stay where they were. If the map is written again and again,
   lockd reads it after a second, then after two, four and so on, in the end once a minute.
 - A perf map or jitdump, of Java or any other program, is read only if it belongs to the one user as which
@@ -106,7 +107,7 @@ the time that a thread spins before it sleeps.
 - The `address` of such a lock in `/api/v1/locks` is a number with its highest bit set. It identifies the
   class and, for locks, conditions, semaphores and monitors, the object. An object that a garbage collector
   moves becomes another lock there, with the same name. If HotSpot gives the memory of a monitor to another
-  object, this keeps the name but never the kind.
+  object, the lock of that object keeps the name, but never the kind.
 - A class of the program's own that waits by `AbstractQueuedSynchronizer` is `cond` unless a map names its
   frames.
 - lockd cannot read ZGC, compact object headers, HotSpot before 17, Java machines other than HotSpot, and
@@ -120,8 +121,8 @@ A goroutine that waits for a `sync.Mutex` makes no system call. Its thread looks
 sleeps in `runtime.stopm` if there is none, which is `cond`. Since Go 1.20 the runtime keeps a total of the
 time that goroutines waited for mutexes. lockd reads it from the memory of the process every ten seconds
 (`runtime.sched` and its `totalMutexWaitTime`, found by symbol and DWARF) into
-`lockd_go_mutex_wait_seconds_total`. Nobody counts which mutex it was. A program that was linked with `-s`
-or `-w` has no such series; only its own mutex profile helps. The total is that of `/sync/mutex/wait/total`,
+`lockd_go_mutex_wait_seconds_total`. It does not say for which mutex. A program that was linked with `-s` or
+`-w` has no such series; only its own mutex profile helps. The total is that of `/sync/mutex/wait/total`,
 less the waits for locks of the runtime itself. These make system calls and are seen like those of C.
 
 ## PostgreSQL
@@ -139,23 +140,21 @@ So its time off the CPU has the reason `lock` and not `poll`; `pg_locks` says wh
 PARKING = """\
 ## Locks that threads park on
 
-Some programs use a lock as a gate: the thread with new work holds the lock until there is some, and an idle
-thread waits for the lock meanwhile, maybe for days. This is not contention. Such waits are of the kind
+Some programs use a lock as a gate: one thread holds the lock until there is work, and idle threads wait for
+the lock meanwhile, maybe for days. This is not contention. Such waits are of the kind
 `cond`, like all waits for work, and no alert is about them. lockd knows these locks, as patterns of the
 label `lock`:
 """
 
 PARKING_ELSEWHERE = """\
 `names.parked` in the configuration names others, such as `["pooled:gate"]`. For an array of locks, the name
-of the array means all of them. A lock that has no name but the function that takes it is given by that
-function. In a program without symbols such a lock may have only a number, which is another one in each
-build.
+of the array means all of them. A lock on the heap is called by the function that takes it. In a program
+without symbols that name may be only an offset, which changes with each build.
 
-Only names identify such locks, because nothing else is certain. A holder that goes on, and never asks for
-the lock, may also have forgotten to release it. A thread that always waits in one place, and does nothing
-under the lock, is also found where the lock is the bottleneck. And neither is known before the wait has
-lasted for long. It is better to silence an alert once, by a name, than to take a stuck thread for an idle
-one.
+Only names identify such locks, because no behaviour does so for certain. If the holder keeps the lock and
+runs on, it may also have forgotten to release it. If a thread always waits in one place and does nothing with
+the lock held, the lock may also be the bottleneck. And neither is known before the wait has lasted for long.
+It is better to silence an alert once, by a name, than to take a stuck thread for an idle one.
 """
 
 
