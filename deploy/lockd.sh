@@ -1,4 +1,4 @@
 #!/bin/sh
-# lockd as `make install` puts it on PATH: run by the system's own Python, since only that has bcc, and
-# without modules from the directory one happens to be in.
+# The command lockd, which `make install` puts on PATH. It runs lockd with the system's own Python, as only that has
+# bcc, and with -I, so that no modules are imported from the current directory.
 exec /usr/bin/python3 -I @LIB@/lockd/process/isolation.py lockd "$@"

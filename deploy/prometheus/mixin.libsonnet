@@ -1,11 +1,11 @@
 // lockd's alerts, recording rules and dashboards as a monitoring mixin. It reads the files that are committed, so that
-// there is one place for each. Jsonnet and go-jsonnet 0.22 read them. Debian 12's jsonnet 0.18 does not: its
-// std.parseYaml fails on texts of several lines.
+// nothing is written twice. jsonnet and go-jsonnet 0.22 can evaluate it. Debian 12's jsonnet 0.18 cannot: its
+// std.parseYaml fails on YAML strings of several lines.
 {
   _config+:: {
-    // Where docs/runbooks/ is: runbook_url of each alert is below it.
+    // The address of docs/runbooks/, with which the runbook_url of each alert begins.
     runbooks: 'https://example.com/lockd/docs/runbooks/',
-    // The scrape job of lockd; LockdDown asks for its targets.
+    // The name of lockd's scrape job, which LockdDown and cluster_job:lockd_down:count ask for.
     job: 'lockd',
   },
 
