@@ -62,7 +62,7 @@ TERMS = {
     " first 64 calls of each window (50 ms on a busy host, up to a second on a quiet one) are timed. Of"
     " further calls one in eight is timed, chosen at random, and counts eight times in the sum",
     "off-CPU time": "from a voluntary switch-out until the wake-up: the time that the thread waited for"
-    " somebody else",
+    " an event",
     "runqueue time": "from the wake-up, or from an involuntary switch-out, until the thread runs",
     "kernel-lock wait": "from asking for a contended lock until the thread gets it or gives up",
     "kernel-lock hold": "from getting the lock until its release, whichever thread releases it",
@@ -72,13 +72,13 @@ TERMS = {
     "maximum over a `window`": "the longest single wait that ended within this time span (`1m`, `5m`), or"
     " has not ended yet. It may stay for a thirtieth of that time longer. It is the same for every scraper"
     " and never reset by a scrape",
-    "kind of a futex wait": "what sort of lock the thread waits for ([values](#kind-of-a-futex-wait))."
-    " It follows from the futex operation and the value waited for, or from the stack of a waiting thread"
-    " where that says more. Alert on `lock` and `pi`",
+    "kind of a futex wait": "for what sort of lock or event the thread waits"
+    " ([values](#kind-of-a-futex-wait)). It follows from the futex operation and the value waited for, or"
+    " from the stack of a waiting thread where that says more. Alert on `lock` and `pi`",
     "site": "the code that waits for a lock: the first function outside of the code that implements locks",
-    "holder": "the code that released a lock after it had made threads wait: the first function outside of"
-    " the code that implements locks. It gets the time that threads have waited since the release before"
-    " ([holders.md](holders.md))",
+    "holder": "the code that released a lock for which threads waited: the first function outside of the"
+    " code that implements locks. It is charged with the time that threads have waited since the previous"
+    " release ([holders.md](holders.md))",
     "cause": "what the thread that held a lock did while others waited for it: it ran, was ready to run"
     " without a CPU, or was blocked for a reason of its own ([values](#cause-of-a-wait-for-a-lock),"
     " [holders.md](holders.md#what-the-holder-did))",
@@ -110,7 +110,7 @@ Further notes on single metrics:
 - `lockd_undecided_futex_calls`: these waits are held back so that they count under the right lock and kind.
 - `lockd_series_retired_total`: a series is removed when its process is gone and nothing new has come for
   `series.idle` (for 30 s if others need the room), or when other locks are more contended.
-- `lockd_retired_value`: a series that comes back takes its part of this value with it.
+- `lockd_retired_value`: when a series comes back, its old value is subtracted from this one.
 - `lockd_cpu_seconds_total`: the value `namer` includes the namer's children.
 - `lockd_taken_over_total`: all counters began at zero at the last start that took nothing over.
 
@@ -121,10 +121,10 @@ Further notes on single metrics:
   a share of the room that no other family can take. Room that belongs to no share goes to the families that
   need more.
 - **When room is short, names with living processes come first.** Series of names that have no process any
-  more are removed first, beginning with the smallest and oldest; then those of names that have a process
-  only for a moment. A service has its series within a minute. Processes of a unit that live too briefly for
-  series of their own count together in one series of the unit, with `comm` `other`. If the unit does not
-  last either, `unit` is `other` too.
+  more are removed first, beginning with the smallest and oldest; then those of names that have had a
+  process only for a short time. A service has its series within a minute. Processes of a unit that live
+  too briefly for series of their own count together in one series of the unit, with `comm` `other`. If
+  the unit does not last either, `unit` is `other` too.
 - **Locks have series while they are among the most contended**: `series.top_locks` locks of user space, and
   as many call sites of kernel locks. The measure is blocked time, which counts half after a minute; a wait
   that has not ended counts with its time so far. Locks of the kinds `lock` and `pi` come before the others.
@@ -135,7 +135,7 @@ Further notes on single metrics:
   its unit or in `other`. A Prometheus that scrapes less often than every 30 s may miss the last change.
   `lockd_series_retired_total` counts removed series, and `lockd_retired_value` has what they had counted.
 - **A series that comes back** goes on from its old value, as a counter should. lockd remembers the last
-  1,000 removed series of each family. So `rate()` and `increase()` see no reset, and exactly what was
+  1,000 removed series of each family. So `rate()` and `increase()` see no reset, and give exactly what was
   counted in this series; events from the time in which it was gone are in `other`. If the series began at 0
   instead, a value above the old one would look like an ordinary increase, and `increase()` would miss the
   part below the old value. For a job that does the same amount of work every time, that part is everything.
@@ -157,8 +157,8 @@ MODES = {
         "the switches of threads, and the futex system calls",
     ),
     "what takes longer": (
-        "a switch of threads",
-        "that, and every futex call; by tracepoints every other system call too, a little",
+        "each switch of threads",
+        "each switch of threads and each futex call; by tracepoints every other system call too, a little",
     ),
     "waits that blocked (`lockd_futex_blocked_seconds`), their maxima, and threads that wait now": (
         "yes",
@@ -173,7 +173,7 @@ MODES = {
         "found",
     ),
     "a call that sleeps twice, as its first wake-up was not meant for it, or a real-time thread was given"
-    " the PI mutex instead": ("two waits, with the time of the call in sum", "one wait"),
+    " the PI mutex instead": ("two waits, which together have the time of the call", "one wait"),
     "a page fault, or a lock of the kernel, that a futex call waits for": (
         "time off the CPU",
         "time off the CPU, and blocked time of the call",
@@ -247,14 +247,15 @@ STACK_MISSES = {
     "unreadable": "the kernel could not walk the stack",
     "captures_full": "threads blocked on more new locks in one window than there is room for; the lock is"
     " captured when a thread next blocks on it",
-    "refused": "the namer is far behind; the lock is captured again when a thread next blocks on it."
-    " Until then the kind of its waits follows from the arguments of their calls, as with `captures_full`",
+    "refused": "too many questions wait for the namer; the lock is captured again when a thread next blocks"
+    " on it. Until then the kind of its waits follows from the arguments of their calls, as with"
+    " `captures_full`",
 }
 HOLDERS = {
     NO_RELEASE: "no release was seen to end the wait: a timeout or a signal did, for instance",
     OWNER_ENDED: "(user-space locks) the thread that held the lock ended, and the kernel released its robust"
     " lock",
-    UNKNOWN_HOLDER: "a thread released the lock, but its stack told no function",
+    UNKNOWN_HOLDER: "a thread released the lock, but no function on its stack could be named",
     OTHER: "holders without a series of their own",
 }
 CAUSES = {
