@@ -153,12 +153,12 @@ absent from `/metrics`, never zero. `lockd trace futex` counts every call, whate
 """
 MODES = {
     "what lockd is attached to": (
-        "the switches of threads",
-        "the switches of threads, and the futex system calls",
+        "context switches",
+        "context switches, and the futex system calls",
     ),
     "what takes longer": (
-        "each switch of threads",
-        "each switch of threads and each futex call; by tracepoints every other system call too, a little",
+        "each context switch",
+        "each context switch and each futex call; by tracepoints every other system call too, a little",
     ),
     "waits that blocked (`lockd_futex_blocked_seconds`), their maxima, and threads that wait now": (
         "yes",
