@@ -403,7 +403,7 @@ def _itself() -> Iterator[Metric]:
         "ticks_total",
         "counter",
         "",
-        "Rounds of the sampler that drained a window of the maps or found nothing to drain. Rounds in which"
+        "Rounds of the sampler that drained a window of the maps, or had none to drain yet. Rounds in which"
         " programs were still writing to the window are not counted.",
     )
     yield metric("tick_seconds", "histogram", "", "Time that one round of the sampler took, in seconds.")
