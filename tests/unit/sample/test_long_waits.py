@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -119,14 +118,15 @@ def test_tables_of_threads_and_locks(tmp_path: Path) -> None:
 def test_groups_of_flame_graphs(tmp_path: Path) -> None:
     """The times are right to the microsecond, and so are those of what came between two moments."""
     pool = Pool(tmp_path)
-    heads, query = [], ProfileQuery("offcpu", {})
+    blocks, query = [], ProfileQuery("offcpu", {})
     for ms in (LONG_MS, LONG_MS, 7):
         pool.wait(ms)
-        head = pool.host.offcpu.stacks.block_head(ContentionTables(lambda tgid, tid: "", 1).threads)
-        heads.append(json.loads(json.dumps(head)) | {"time": pool.host.now, "monotonic": pool.host.now})
-        (sample,) = profile_of_waits(query, heads[-1], None).samples
+        head, arrays = pool.host.offcpu.stacks.block(ContentionTables(lambda tgid, tid: "", 1).threads)
+        about = {"time": pool.host.now, "monotonic": pool.host.now}
+        blocks.append(messages.unpack(memoryview(messages.pack({**head, **about}, arrays))))
+        (sample,) = profile_of_waits(query, blocks[-1]).samples
         assert sample.values == (LOCKS * pool.waited_ns // 1000, 0, 0)
-    (sample,) = profile_of_waits(query, heads[2], heads[1]).samples
+    (sample,) = profile_of_waits(query, blocks[2], blocks[1]).samples
     assert sample.values == (LOCKS * 7000, 0, 0)
 
 
