@@ -31,7 +31,6 @@ static void give(void)
 
 static void *ask(void *unused)
 {
-    (void)unused;
     for (long round = 1;; round++) {
         wait_until(&held, round);
         int64_t begin = now_ns();
@@ -40,16 +39,17 @@ static void *ask(void *unused)
         give();
         asked = round;
     }
+    return unused;
 }
 
 static void *hold_pipe(void *unused)
 {
-    (void)unused;
     for (long round = 1;; round++) {
         wait_until(&begun, round);
         check(write(pipe_fd[1], page, 1), "write pipe");
         written = round;
     }
+    return unused;
 }
 
 static void *answer(void *zeroes)
@@ -61,6 +61,7 @@ static void *answer(void *zeroes)
         check(ioctl(uffd, UFFDIO_COPY, &copy), "UFFDIO_COPY");
         answered = round;
     }
+    return zeroes;
 }
 
 int main(int argc, char **argv)
