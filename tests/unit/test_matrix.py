@@ -33,6 +33,22 @@ def case(outcome: str, properties: dict[str, str] | None = None) -> SimpleNamesp
     return SimpleNamespace(outcome=outcome, properties=properties or {})
 
 
+HUNG = """[ 1330.240343] INFO: task python3:74 blocked for more than 120 seconds.
+[ 1330.240376] Call Trace:
+[ 1330.240383]  __schedule+0x282/0x870
+[ 1330.240402]  {}+0x42/0x70
+[ 1330.240626]  entry_SYSCALL_64_after_hwframe+0x67/0xd1
+[ 1330.240653] R13: 00007f33aebca5c2 R14: 0000000000000001 R15: 00007ffd741209e0
+"""
+
+
+def test_a_task_that_waits_for_the_disk_of_a_machine_is_no_complaint_of_its_kernel() -> None:
+    """As a 5.10 says it; what the kernel says before and after it stays."""
+    others, disk = HUNG.format("mutex_lock"), HUNG.format("io_schedule")
+    assert kernels.WAITS_FOR_DISK.sub("", f"{others}{disk}{others}") == f"{others}\n{others}"
+    assert kernels.COMPLAINTS.search(others)
+
+
 def test_the_table_of_doctor() -> None:
     rows = matrix.hooks_of(DOCTOR)
     assert [(row.mechanism, row.is_available) for row in rows] == [

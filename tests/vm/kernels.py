@@ -232,9 +232,13 @@ COMPLAINTS = re.compile(
     r"|possible (circular|recursive) locking|inconsistent lock state|detected stall|soft lockup|refcount_t"
 )
 """Words in the log of a kernel that is not well."""
-WAITS_FOR_DISK = re.compile(r"^.* blocked in I/O wait for more than (?:.*\n)*?.*</TASK>$", re.MULTILINE)
-"""What a kernel since 7.0 says of a task that waits for the emulator's disk. While all threads wait, the
-machine's clock leaps to the next timer, whatever time the host's disk takes."""
+WAITS_FOR_DISK = re.compile(
+    r"^.* blocked in I/O wait for more than (?:.*\n)*?.*</TASK>$"
+    r"|^.* blocked for more than (?:(?!.* R13: ).*\n)*?.* io_schedule\+(?:.*\n)*?.* R13: .*$",
+    re.MULTILINE,
+)
+"""What a kernel since 7.0, and one before, says of a task that waits for the emulator's disk. While all
+threads wait, the machine's clock leaps to the next timer, whatever time the host's disk takes."""
 
 
 def kernel_of(series: str) -> Kernel:
