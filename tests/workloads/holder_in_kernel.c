@@ -6,7 +6,7 @@
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 
-static uint32_t outer_lock[8]; /* the first word is 0, 1 or, if a thread may wait, 2 */
+static uint32_t outer_lock[8]; /* the first word; in the others a mutex of glibc would have its owner */
 static _Atomic long begun, held, answered, written, asked; /* rounds */
 static int64_t waited_ns;
 static int uffd, pipe_fd[2];
@@ -14,29 +14,14 @@ static size_t page_size;
 static char *page; /* the page that is left missing */
 static long hold_us;
 
-static void take(void)
-{
-    uint32_t is_free = 0;
-    if (__atomic_compare_exchange_n(outer_lock, &is_free, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        return;
-    while (__atomic_exchange_n(outer_lock, 2, __ATOMIC_SEQ_CST))
-        futex_wait_2(outer_lock, -1);
-}
-
-static void give(void)
-{
-    if (__atomic_exchange_n(outer_lock, 0, __ATOMIC_SEQ_CST) == 2)
-        check(futex(outer_lock, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0), "futex");
-}
-
 static void *ask(void *unused)
 {
     for (long round = 1;; round++) {
         wait_until(&held, round);
         int64_t begin = now_ns();
-        take();
+        take_ownerless(outer_lock);
         waited_ns += now_ns() - begin;
-        give();
+        give_ownerless(outer_lock);
         asked = round;
     }
     return unused;
@@ -72,18 +57,7 @@ int main(int argc, char **argv)
     page = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED)
         die("mmap");
-    uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
-    if (uffd < 0) {
-        perror("userfaultfd");
-        return MISSING;
-    }
-    check(ioctl(uffd, UFFDIO_API, &(struct uffdio_api){.api = UFFD_API}), "UFFDIO_API");
-    check(ioctl(uffd, UFFDIO_REGISTER,
-                &(struct uffdio_register){
-                    .range = {(uintptr_t)page, page_size},
-                    .mode = UFFDIO_REGISTER_MODE_MISSING,
-                }),
-          "UFFDIO_REGISTER");
+    uffd = watch_missing_page(page, page_size);
     check(pipe2(pipe_fd, O_CLOEXEC), "pipe");
     ready();
 
@@ -96,10 +70,10 @@ int main(int argc, char **argv)
         check(madvise(page, page_size, MADV_DONTNEED), "madvise");
         begun = round;
         check(read(uffd, &fault, sizeof fault), "read userfaultfd");
-        take();
+        take_ownerless(outer_lock);
         held = round;
         check(write(pipe_fd[1], "x", 1), "write pipe");
-        give();
+        give_ownerless(outer_lock);
         wait_until(&answered, round);
         wait_until(&written, round);
         wait_until(&asked, round);

@@ -141,18 +141,7 @@ int main(int argc, char **argv)
     page_size = sysconf(_SC_PAGESIZE);
     page = new_page();
     zeroes = memset(new_page(), 0, page_size);
-    uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
-    if (uffd < 0) {
-        perror("userfaultfd");
-        return MISSING;
-    }
-    check(ioctl(uffd, UFFDIO_API, &(struct uffdio_api){.api = UFFD_API}), "UFFDIO_API");
-    check(ioctl(uffd, UFFDIO_REGISTER,
-                &(struct uffdio_register){
-                    .range = {(uintptr_t)page, page_size},
-                    .mode = UFFDIO_REGISTER_MODE_MISSING,
-                }),
-          "UFFDIO_REGISTER");
+    uffd = watch_missing_page(page, page_size);
     open_all(dir);
     ready();
 

@@ -6,24 +6,9 @@
 
 enum { APART_MS = 400, HOLD_US = 30000, ALONE_US = 10000 };
 
-static uint32_t late_lock[8]; /* the first word is 0, 1 or, if a thread may wait, 2 */
+static uint32_t late_lock[8]; /* the first word; in the others a mutex of glibc would have its owner */
 static _Atomic long held, asked;
 static int64_t waited_ns;
-
-static void take(void)
-{
-    uint32_t is_free = 0;
-    if (__atomic_compare_exchange_n(late_lock, &is_free, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        return;
-    while (__atomic_exchange_n(late_lock, 2, __ATOMIC_SEQ_CST))
-        futex_wait_2(late_lock, -1);
-}
-
-static void give(void)
-{
-    if (__atomic_exchange_n(late_lock, 0, __ATOMIC_SEQ_CST) == 2)
-        check(futex(late_lock, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0), "futex");
-}
 
 static void *ask(void *unused)
 {
@@ -31,9 +16,9 @@ static void *ask(void *unused)
         wait_until(&held, round);
         nap(ALONE_US);
         int64_t begin = now_ns();
-        take();
+        take_ownerless(late_lock);
         waited_ns += now_ns() - begin;
-        give();
+        give_ownerless(late_lock);
         asked = round;
     }
     return unused;
@@ -46,10 +31,10 @@ int main(int argc, char **argv)
     spawn(ask, NULL);
     for (long round = 1; round <= k; round++) {
         check(poll(NULL, 0, APART_MS), "poll");
-        take();
+        take_ownerless(late_lock);
         held = round;
         spin(HOLD_US);
-        give();
+        give_ownerless(late_lock);
         wait_until(&asked, round);
     }
     say("{\"waited_us\": %ld}", (long)(waited_ns / 1000));

@@ -57,18 +57,7 @@ int main(int argc, char **argv)
     page = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED)
         die("mmap");
-    int uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
-    if (uffd < 0) {
-        perror("userfaultfd");
-        return MISSING;
-    }
-    check(ioctl(uffd, UFFDIO_API, &(struct uffdio_api){.api = UFFD_API}), "UFFDIO_API");
-    check(ioctl(uffd, UFFDIO_REGISTER,
-                &(struct uffdio_register){
-                    .range = {(uintptr_t)page, page_size},
-                    .mode = UFFDIO_REGISTER_MODE_MISSING,
-                }),
-          "UFFDIO_REGISTER");
+    int uffd = watch_missing_page(page, page_size);
     check(pipe2(pipe_fd, O_CLOEXEC), "pipe");
     ready();
 

@@ -1,6 +1,8 @@
 #include "workload.h"
 #include <ctype.h>
+#include <linux/userfaultfd.h>
 #include <stdarg.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
@@ -299,6 +301,35 @@ int futex_wait_2(void *word, long timeout_us)
     struct timespec t = {timeout_us / 1000000, timeout_us % 1000000 * 1000};
     long result = futex(word, FUTEX_WAIT_PRIVATE, 2, timeout_us < 0 ? NULL : &t, NULL, 0);
     return result < 0 ? errno : 0;
+}
+
+void take_ownerless(uint32_t *word)
+{
+    uint32_t is_free = 0;
+    if (__atomic_compare_exchange_n(word, &is_free, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        return;
+    while (__atomic_exchange_n(word, 2, __ATOMIC_SEQ_CST))
+        futex_wait_2(word, -1);
+}
+
+void give_ownerless(uint32_t *word)
+{
+    if (__atomic_exchange_n(word, 0, __ATOMIC_SEQ_CST) == 2)
+        check(futex(word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0), "futex");
+}
+
+int watch_missing_page(void *page, size_t size)
+{
+    int uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
+    if (uffd < 0) {
+        perror("userfaultfd");
+        exit(MISSING);
+    }
+    struct uffdio_api api = {.api = UFFD_API};
+    struct uffdio_register missing = {.range = {(uintptr_t)page, size}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+    check(ioctl(uffd, UFFDIO_API, &api), "UFFDIO_API");
+    check(ioctl(uffd, UFFDIO_REGISTER, &missing), "UFFDIO_REGISTER");
+    return uffd;
 }
 
 void use_processor(bool last)

@@ -97,4 +97,12 @@ static inline long futex(void *word, int op, uint32_t value, const struct timesp
 /* FUTEX_WAIT for the value 2 (kind lock); 0 or the errno. timeout_us < 0: for ever. */
 int futex_wait_2(void *word, long timeout_us);
 
+/* A lock that stores no owner. The word is 0, 1 or, if a thread may wait, 2. */
+void take_ownerless(uint32_t *word);
+void give_ownerless(uint32_t *word);
+
+/* Returns a userfaultfd for a page of memory that nobody has touched: who does waits until UFFDIO_COPY.
+ * Exits with MISSING if this kernel has none. */
+int watch_missing_page(void *page, size_t size);
+
 #endif
