@@ -76,7 +76,7 @@ static pid_t receiver(void)
 static void *idle(void *unused)
 {
     for (;;)
-        doze(1000);
+        pause();
     return unused;
 }
 
@@ -119,21 +119,27 @@ int main(void)
     note("SIGHUP", "SI_TKILL", self, self, thread, true, "delivered");
     wait_handled(before + 1);
 
+    /* Signals of the kernel, from timers of CPU time: these expire while this thread runs. Other timers
+     * interrupt whatever runs. On some cloud hosts the kernel runs no BPF program while a certain thread of
+     * the host's own agent runs, and says nothing about it (ftrace sees the event). Of a timer's signals, one
+     * in 5,000 was lost in that way. */
     timer_t timer;
     struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 3};
     struct itimerspec soon = {.it_value.tv_nsec = 2000000};
     handle(SIGRTMIN + 3, handler);
     before = handled;
-    check(timer_create(CLOCK_MONOTONIC, &event, &timer), "timer_create");
+    check(timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer), "timer_create");
     check(timer_settime(timer, 0, &soon, NULL), "timer_settime");
     note("SIGRTMIN+3", "SI_TIMER", 0, self, self, false, "delivered");
-    wait_handled(before + 1);
+    while (handled <= before)
+        ;
     struct itimerval once = {.it_value.tv_usec = 2000};
-    handle(SIGALRM, handler);
+    handle(SIGVTALRM, handler);
     before = handled;
-    check(setitimer(ITIMER_REAL, &once, NULL), "setitimer");
-    note("SIGALRM", "SI_KERNEL", 0, self, self, false, "delivered");
-    wait_handled(before + 1);
+    check(setitimer(ITIMER_VIRTUAL, &once, NULL), "setitimer");
+    note("SIGVTALRM", "SI_KERNEL", 0, self, self, false, "delivered");
+    while (handled <= before)
+        ;
 
     handle(SIGPIPE, SIG_IGN);
     int broken[2];
