@@ -32,7 +32,7 @@ _LONGEST_WAITER = "The labels unit and comm are of the process whose thread has 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric family. `labels` are in the order of the label values in a snapshot."""
+    """One metric. `labels` are in the order of the label values in a snapshot."""
 
     name: str
     kind: Kind
