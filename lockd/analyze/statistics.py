@@ -179,7 +179,7 @@ def _spread(rows: Numbers, length: int) -> tuple[Numbers, Numbers]:
 
 
 def _spans(threads: Numbers, first: Numbers, last: Numbers) -> list[tuple[int, int]]:
-    """The first and last periods of each row. Overlapping spans of one thread are joined."""
+    """For each span in which a thread waited, its first and last period. Overlapping rows make one span."""
     spans: list[tuple[int, int]] = []
     last_thread = -1
     for row in np.lexsort((first, threads)).tolist():

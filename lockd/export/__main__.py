@@ -63,7 +63,7 @@ def main() -> int:
         privileges.die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:  # the parent ended before the line above
             return 0
-        # The filter is set before any input from clients is read.
+        # The filter of system calls is set before any input from clients is read.
         confinement.confine(confinement.EXPORTER, log_is_journal=logs.open_journal())
         # The files are read by the unprivileged user, who must be able to read them again later.
         stored = None if args.web_kept_fd is None else os.fdopen(args.web_kept_fd, "r+b", buffering=0)

@@ -69,7 +69,7 @@ class SamplerLink:
         """The callers of wait_until_settled(), in the order of their requests."""
         self._loop = asyncio.get_running_loop()
         self.closed = asyncio.Event()
-        """Set when the sampler has closed its end."""
+        """Set when the sampler has closed its end, or when sending or receiving has failed."""
         self.reload: Callable[[str, float], bool] = lambda level, share: True
         """Applies a log level and a share for requests, and reads the web configuration again.
 

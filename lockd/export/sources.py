@@ -70,5 +70,5 @@ class Allowance:
             del self._paid_until[next(iter(self._paid_until))]
 
     def seconds_until_allowed(self, source: str) -> float:
-        """Seconds until the source may spend again; 0 if it may now."""
+        """Seconds until the source may spend CPU time again; 0 if it may now."""
         return max(self._paid_until.get(source, 0.0) - time.monotonic() - self._saved / self._share, 0.0)

@@ -46,7 +46,7 @@ struct absence {
     u64 lock; /* the address of the lock that it waited for; 0: it waited for something else */
 };
 
-/* For how long threads have waited, all together, since the lock was last released, in ns. */
+/* How long threads have waited since the lock was last released: sums over all these threads, in ns. */
 struct hold_times {
     u64 known; /* while it was known which thread holds it */
     u64 ready; /* of `known`: while the holder had no CPU although it was ready to run */

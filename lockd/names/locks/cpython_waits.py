@@ -38,8 +38,8 @@ the known versions of CPython. The interpreter's C stack has the address of the 
 MOST_SEEN = 128
 """The largest number of remembered places at which threads of one process were seen to wait."""
 PLACE_BYTES, WORD_BYTES = 1500, 150
-"""Bytes of memory that a remembered place and each of its words take, about, without the texts of its frames.
-Usual places have a few words, but a stack of nothing but pointers to the frame has hundreds."""
+"""About how many bytes a remembered place takes, and each of its words on the stack, without the names in its
+frames. Most places have a few words; a stack full of pointers to one frame has hundreds."""
 TRIES, TRY_SECONDS = 5, 0.001
 """Further attempts to read the frames of a thread in the same wait, and the seconds before each."""
 IMPATIENT_SECONDS = 0.1

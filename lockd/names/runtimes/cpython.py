@@ -20,7 +20,7 @@ MOST_TYPES = 64
 MOST_CODES = 1024
 """Code objects whose file and function are remembered."""
 CODE_BYTES, THREAD_BYTES = 500, 100
-"""Bytes of memory that a remembered code object without its texts and a remembered thread take, about."""
+"""About how many bytes a remembered code object, without its names, and a remembered thread take."""
 MOST_TEXT = 1024
 """Characters in the name of a file or a function; a longer name is taken for broken memory."""
 FIRST_READ = 160

@@ -97,7 +97,7 @@ class ContentionTables:
             capacity,
         )
         self._pairs = Table({"lock_key": np.uint64, "tid": np.int64}, capacity)
-        """A row for each lock and thread that blocked on it."""
+        """A row for each pair of a lock and a thread that blocked on it."""
         self.holds: HoldTable | None = None
         """Holds of kernel locks; None unless lockd runs in mode `all`."""
 

@@ -20,7 +20,7 @@ MOST_ID = 2**31 - 1
 STACKS = 1024
 """Default for the number of new stacks that one window has room for, of the kernel and of user space each."""
 KEPT_STACKS = 65536
-"""The most stack numbers that the programs remember. The stack of a remembered number is not stored again."""
+"""How many stacks the programs remember at most, by a hash. A remembered stack is not stored again."""
 MOST_TRACED = 1024
 """The most process ids, and the most thread ids, that a trace can be limited to."""
 PROFILE_FORMATS = ("stacks", "folded", "json", "table", "pprof")

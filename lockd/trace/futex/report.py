@@ -138,7 +138,7 @@ def _waits(args: argparse.Namespace) -> list[LockRow]:
 
 
 def _holders(args: argparse.Namespace) -> list[HolderRow]:
-    """The holders of the file, or of a trace that is made now."""
+    """The holders of locks that FILE lists, or those of a trace that is made now."""
     if args.live is not None:
         return futex.trace_calls(TITLE, args, args.live or None, with_names=True, with_holders=True).holders
     return holders.read(args.file)

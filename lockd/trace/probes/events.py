@@ -10,7 +10,7 @@ from lockd.trace.core.session import Session
 
 
 class EventReader:
-    """Reads records from the ring buffer `ring`. The value of the map `record` describes their layout."""
+    """Reads records from the ring buffer `ring`. They have the layout of the values of the map `record`."""
 
     def __init__(self, session: Session, ring: str, record: str) -> None:
         infos = {info.name: info for info in session.manifest.maps}
