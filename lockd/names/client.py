@@ -44,8 +44,8 @@ from lockd.process.clock import cpu_seconds
 log = logging.getLogger(__name__)
 
 QUEUED = 500
-"""The most questions that wait to be sent, some with 4 KiB of stack. ask() refuses further questions; the
-caller asks again later."""
+"""The most questions that wait to be sent, some with 4 KiB of stack. ask() refuses further questions, except
+for Owners; the caller asks again later."""
 OUTSTANDING = 64
 """The most questions that are sent and not answered. If the namer dies, the oldest of them counts as the
 cause."""
@@ -115,9 +115,10 @@ class Resolver:
         self._queue: deque[Asked] = deque()
         self._to_watch: dict[int, None] = {}
         self._to_forget: dict[int, None] = {}
-        """Processes that the next Watch is to remember and to forget, in order; the values mean nothing."""
+        """Processes that the namer has not yet been told to remember (_to_watch) or to forget (_to_forget),
+        in the order of sending. The values of both dicts mean nothing."""
         self._watched: set[int] = set()
-        """Processes that this namer remembers, or will once it gets the next Watch."""
+        """Processes that the present namer remembers, and those in _to_watch."""
         self._outstanding: deque[Asked] = deque()
         """Questions that were sent and not answered, oldest first."""
         self._answers: list[Answer] = []
@@ -125,20 +126,20 @@ class Resolver:
         self._namer: Namer | None = None
         self._answered_at = self._start_at = 0.0
         self._pause = RESTART_SECONDS
-        """Seconds from the loss of this namer to the start of the next."""
+        """Seconds from the loss of the present namer to the start of the next."""
         self.is_paused = False
         """Whether all questions wait but those about the holders of locks (Owners). CpuBudget sets it to save
         CPU time."""
         self._reload: Reload | None = None
         """Settings that are to be sent next; None if the namer has the present ones."""
         self.restarts = 0
-        """Namers that were lost and replaced."""
+        """The number of namers that were lost and replaced."""
         self._cpu_seconds_of_ended = 0.0
         self._refused_by_ended = 0
 
     @property
     def pid(self) -> int:
-        """The process id of the namer; 0 while there is none, as while it rests."""
+        """The process id of the namer; 0 while there is none."""
         return self._namer.pid if self._namer else 0
 
     def cpu_seconds(self) -> float:
@@ -147,9 +148,10 @@ class Resolver:
 
     @property
     def refused(self) -> int:
-        """Turns that all namers so far have refused.
+        """The number of turns that all namers so far have refused.
 
-        The process or its user had used up its share, or another namer hangs in a turn of theirs.
+        A turn is refused if the process or its user has used up its share, or if another namer hangs in a
+        turn of theirs.
         """
         return self._refused_by_ended + sum(namer.refused for namer in self._all)
 
@@ -169,20 +171,20 @@ class Resolver:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a namer runs or rests, and there is nothing to send and no answer to expect."""
+        """Whether a namer runs, or none is needed, and there is nothing to send and no answer to expect."""
         waiting = self._queue or self._to_watch or self._to_forget or self._outstanding or self._answers
         return bool(self._namer or self._is_resting) and not waiting and not self._reload
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing has needed a namer for `quiet_seconds`: it rests, or is about to."""
+        """Whether nothing has needed a namer for `quiet_seconds`: there is none, or it is ended soon."""
         return time.monotonic() - self._needed_at > self._quiet_seconds
 
     def ask(self, question: Asked, is_needed: bool = True) -> bool:
         """Queue a question. Returns False, without queueing it, if too many questions wait.
 
         A question that is not needed, because a good answer is known, neither starts nor keeps a namer. It is
-        not queued either, and the result is False, while the namer rests or is about to.
+        not queued either, and the result is False, once nothing has needed a namer for `quiet_seconds`.
         """
         now = time.monotonic()
         # A question about holders always has room, as only one waits at a time: deadlocks are found however
@@ -201,7 +203,7 @@ class Resolver:
     def known_answer(self, question: KernelLock) -> LockAnswer | None:
         """The answer to a question, derived from earlier answers; None if the namer has to be asked.
 
-        If the earlier answer is old, the namer is asked as well, unless it rests.
+        If the earlier answer is old, the namer is asked as well, unless nothing has needed it for a while.
         """
         known = self._known_kernel_locks.find(question)
         if known is None:
@@ -211,7 +213,10 @@ class Resolver:
         return replace(known, key=question.key)
 
     def watch(self, tgids: Iterable[int]) -> None:
-        """Have the namer remember what these processes have mapped, unless it already does or rests."""
+        """Have the namer remember what these processes have mapped, unless it already does.
+
+        Nothing is done while there is no namer because nothing needs one.
+        """
         if not self._is_resting:
             fresh = [tgid for tgid in tgids if tgid not in self._watched]
             self._to_watch.update(dict.fromkeys(fresh))
@@ -220,8 +225,8 @@ class Resolver:
     def forget_ended(self, alive: set[int]) -> None:
         """Have the namer forget all processes but those in `alive`.
 
-        A process that ends before its number was sent is dropped, so that the work is bounded by living
-        processes.
+        If a process ended before its id was sent to the namer, its id is not sent at all. This keeps the work
+        bounded by the number of living processes.
         """
         for tgid in self._watched - alive:
             if tgid in self._to_watch:
@@ -434,7 +439,10 @@ class NamerGone(Exception):
 
 
 class Namer:
-    """The process of a namer, and the sampler's end of the socket to it."""
+    """The process of a namer, and the sampler's end of the socket to it.
+
+    The constructor starts the process, and raises OSError if that fails.
+    """
 
     def __init__(self, settings: NamerSettings) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -502,7 +510,7 @@ class Namer:
     def refused(self) -> int:
         """The number of turns that this namer has refused, from the Bench.
 
-        It never falls, even if a namer that was taken over by an attacker writes a smaller number.
+        It never falls, even if a namer that an attacker controls writes a smaller number.
         """
         self._refused = max(self._refused, self.bench.refused)
         return self._refused
@@ -526,7 +534,7 @@ class Namer:
             log.error("namer: process %d cannot be killed without CAP_KILL", self.pid)
 
     def has_ended(self) -> bool:
-        """Whether a killed namer has ended. Never waits."""
+        """Whether a killed namer has ended. Never waits. Not to be called again once it was True."""
         pid, status, usage = os.wait4(self.pid, os.WNOHANG)
         if pid:
             self._child.returncode = os.waitstatus_to_exitcode(status)

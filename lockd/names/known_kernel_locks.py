@@ -50,9 +50,10 @@ class KnownKernelLocks:
         return known.answer if first <= question.address <= last else None
 
     def is_due(self, question: KernelLock, now: float) -> bool:
-        """Whether the known answer is so old that the namer, if there is one, is to be asked as well.
+        """Whether the answer that find() returns is so old that the namer, if there is one, is asked as well.
 
-        After a call that returns True, calls return False for AGAIN_SECONDS.
+        To be called only if find() has returned an answer. After a call that returns True, calls return False
+        for AGAIN_SECONDS.
         """
         known = self._known[_wait(question)]
         if now < known.due:
@@ -61,7 +62,10 @@ class KnownKernelLocks:
         return True
 
     def remember(self, question: KernelLock, answer: LockAnswer, now: float) -> None:
-        """Remember the namer's answer to a question."""
+        """Remember the namer's answer to a question, in place of an earlier one.
+
+        An answer without a span is not remembered, and the earlier one is forgotten.
+        """
         wait = _wait(question)
         self._known.pop(wait, None)
         if answer.span:

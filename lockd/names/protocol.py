@@ -37,7 +37,7 @@ TEXTS, LONGEST_SHARED = 10_000, 1_000
 """The most names of functions and locks that are remembered, so that equal names share memory, and the length
 of the longest of these in characters."""
 MOST_FUNCTIONS = 64
-"""Functions of each stack of a StackAnswer, at most."""
+"""The most functions in each of the stacks of a StackAnswer."""
 
 Addresses = tuple[int, ...]
 """Addresses in memory. In an answer each of them must be a number from 0 to 2^64 - 1."""
@@ -49,7 +49,7 @@ HOTSPOT_BITS = (63, *[32] * 9, *[8] * 4)
 
 @dataclass(frozen=True)
 class HotSpotPlaces:
-    """Where the memory of a process with HotSpot says what a thread of Java waits for.
+    """Where the memory of a process with HotSpot (a Java virtual machine) says what a Java thread waits for.
 
     The attributes are the members of struct hotspot of the BPF programs: offsets and shifts, an address, and
     flags. Raises ValueError if a number does not fit into its member: the numbers are from the memory of a
@@ -70,7 +70,8 @@ class HotSpotPlaces:
     klass_shift: int
     is_wide: int
     generation: int = 0
-    """Part of the number of each wait. It changes with the perf map, so that locks are named anew."""
+    """Part of the number that stands for a wait in place of a futex word's address (runtimes/hotspot.py). It
+    changes with the perf map, so that locks are named anew."""
 
     def __post_init__(self) -> None:
         for number, bits in zip(vars(self).values(), HOTSPOT_BITS, strict=True):
@@ -123,7 +124,7 @@ class LockAnswer:
     is_provisional: bool = False
     """Whether another question about the lock may bring a better answer."""
     is_reused: bool = False
-    """Whether the memory may soon belong to another lock: CPython makes a lock for each wait in a queue."""
+    """Whether another lock may soon have the same address: CPython makes a lock for each wait in a queue."""
     is_many: bool = False
     """Whether the key stands for a class of Java, and each object of the class is a lock of its own."""
     hotspot: tuple[int, ...] = ()
@@ -167,7 +168,7 @@ class HolderAnswer:
     site: str
     """The function that released the lock; empty if it is unknown, NO_RELEASE if none did."""
     stack: tuple[str, ...]
-    """Functions of the thread, innermost first."""
+    """Functions of the thread that released the lock, innermost first."""
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,8 @@ class StackAnswer:
     user: tuple[str, ...]
     """Functions in user space, innermost first; empty if there was no capture, or if they are unknown."""
     returns: Addresses
-    """The addresses at which the thread will continue in its functions in C, innermost first. They include
-    the functions that evaluate Python code, in place of which `user` has the Python functions."""
+    """The addresses at which the thread will continue in its functions in C, innermost first. Some may be in
+    functions that evaluate Python code; `user` has the Python functions instead of these."""
     kernel: tuple[str, ...]
     """Functions of the kernel, innermost first."""
     interrupts: Addresses
@@ -364,7 +365,7 @@ class ThreadCaptured:
 
 @dataclass(frozen=True)
 class Watch:
-    """Tells the namer to remember what `tgids` have mapped, and to forget the processes that are `gone`.
+    """Tells the namer to remember what the processes `tgids` have mapped, and to forget the processes `gone`.
 
     An id that is in both belonged to a process that has ended, and now belongs to a new one. Only what is
     known of the ended process is forgotten.
@@ -552,7 +553,7 @@ def _addresses(value: Any) -> Addresses:
 
 
 def _text(value: str) -> str:
-    """A printable string: a namer that was taken over may send any characters."""
+    """A printable string: a namer that an attacker controls may send any characters."""
     text = masked(value)
     return _shared_text(text) if len(text) <= LONGEST_SHARED else text
 

@@ -65,8 +65,8 @@ MEMORY_BYTES = 512 << 20
 MESSAGE_BYTES = 1 << 17
 """The size of the largest question in bytes."""
 IDLE_MS = 30_000
-"""Milliseconds without a question or a blocked process, after which the namer ends its child processes. To
-start one takes as much time as two hundred names."""
+"""Milliseconds without a question or a blocked process, after which the namer ends its child processes. The
+start of one takes as much time as finding two hundred names."""
 MEMORY_EXIT = 4
 """The exit code of a namer that has no memory left."""
 ASKED_SECONDS = 10.0
@@ -167,7 +167,7 @@ class Names:
         # as the function by which an interrupt entered the kernel is one of the outermost.
         depth = len(question.kernel)
         names = self._kernel.symbols().describe(question.kernel, depth) if depth else ()
-        kernel = question.kernel[depth - len(names) :]  # without the tracing functions on top
+        kernel = question.kernel[depth - len(names) :]  # without nameless and tracing functions on top
         return StackAnswer(
             question.token,
             user.functions[:MOST_FUNCTIONS],

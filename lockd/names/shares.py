@@ -39,8 +39,8 @@ class Bench:
 
     @property
     def turn(self) -> Turn:
-        """The process whose turn it is; (NOBODY, NOBODY) if there is none. A namer that was taken over may
-        write any numbers."""
+        """The process whose turn it is, and its user; (NOBODY, NOBODY) if there is none. A namer that an
+        attacker controls may write any numbers."""
         tgid, user = BENCH.unpack_from(self._memory)
         return tgid - 1, user - 1
 
@@ -50,7 +50,7 @@ class Bench:
 
     @property
     def refused(self) -> int:
-        """Turns that were refused so far."""
+        """The number of turns that were refused so far."""
         (refused,) = REFUSED.unpack_from(self._memory, BENCH.size)
         return int(refused)
 

@@ -68,7 +68,7 @@ class StackNames:
             self._user_names.read_mappings(tgid)
 
     def load_files(self, tgids: Iterable[int]) -> None:
-        """Remember what these processes have mapped, and read their object files: 10 ms for each new file."""
+        """Remember what these processes have mapped, and read their object files. A new file takes 10 ms."""
         for tgid in tgids:
             self._user_names.load_files(tgid)
 
@@ -88,9 +88,9 @@ class StackNames:
         return self._user_names.variable(tgid, address)
 
     def kernel_stack(self, addresses: tuple[int, ...]) -> tuple[str, ...]:
-        """The kernel's functions of a stack, innermost first, without the tracing functions on top.
+        """The kernel's functions of a stack, innermost first, without nameless and tracing ones on top.
 
-        A function without a name is shown as 0xADDRESS.
+        Any other function without a name is shown as 0xADDRESS.
         """
         stack = self._symbols.without_tracing(addresses)[:MOST_FRAMES]
         names = (

@@ -25,11 +25,11 @@ ADDRESS_DIGITS = 16
 KIND, NAME = ADDRESS_DIGITS + 1, ADDRESS_DIGITS + 3
 """Columns of a line of kallsyms: the letter for the kind of symbol, and the first character of the name."""
 PACKED_BYTES = 1 << 14
-"""Bytes of lines whose names are compressed in one piece."""
+"""About how many bytes of lines of kallsyms make a piece. The names of a piece are compressed together."""
 UNPACKED = 16
-"""Pieces whose names are kept uncompressed, at most."""
+"""The most pieces (see PACKED_BYTES) whose names are kept uncompressed."""
 REMEMBERED = 4096
-"""Addresses whose functions are remembered, at most. Threads wait in few places of the kernel."""
+"""The most addresses whose functions are remembered. Threads wait in few places of the kernel."""
 LARGEST_VARIABLE = 1 << 16
 """The most bytes that a variable is taken to have, because kallsyms lists no sizes."""
 LAST_ADDRESS = (1 << 64) - 1
@@ -54,7 +54,7 @@ class KernelSymbols:
         self._packed: list[bytes] = []
         self._unpacked: dict[int, list[str]] = {}
         self._functions: dict[int, str] = {}
-        """Results of function()."""
+        """Results of function(), by address."""
         counts, kinds, owners = [0], bytearray(), bytearray()
         addresses: list[npt.NDArray[np.uint64]] = []
         # Without CONFIG_KALLSYMS_ALL only a few symbols of data are listed, such as ends of sections. What
@@ -110,7 +110,10 @@ class KernelSymbols:
         return self._name(index) + (f"+{offset:#x}" if offset else "")
 
     def gap(self, address: int) -> tuple[int, int]:
-        """The first and the last address of the memory around `address` in which variable() finds nothing."""
+        """The first and the last address of the memory around `address` in which variable() finds nothing.
+
+        `address` is one for which variable() is empty.
+        """
         if not self._has_variables:
             return 0, LAST_ADDRESS
         index = self._symbol_index(address)
@@ -155,10 +158,11 @@ class KernelSymbols:
         return next((name for name in callers if not is_helper(name)), "") or next(iter(callers), "")
 
     def release(self, stack: tuple[int, ...]) -> tuple[str, tuple[str, ...]] | None:
-        """The site at which a thread releases a lock, and its functions from there on, innermost first.
+        """The site at which a thread releases a lock, and its functions, innermost first.
 
-        `stack` is that of a thread which wakes another one that waits for a kernel lock. None if the stack
-        does not show that it releases the lock. The site is empty if no function but locking code has a name.
+        `stack` is that of a thread which wakes another one that waits for a kernel lock. The functions begin
+        with the one that releases the lock. None if the stack does not show that the thread releases the
+        lock. The site is empty if no function but locking code has a name.
         """
         names = [name for address in stack if (name := self.function(address))]
         if not names:
@@ -171,12 +175,15 @@ class KernelSymbols:
         return site or next(iter(callers), ""), tuple(shown[:SHOWN_FRAMES])
 
     def describe(self, stack: tuple[int, ...], most: int = SHOWN_FRAMES) -> tuple[str, ...]:
-        """At most `most` functions of a stack, innermost first, without the tracing functions on top."""
+        """At most `most` functions of a stack, innermost first, without nameless and tracing ones on top."""
         addresses = self.without_tracing(stack)[:most]
         return tuple(self.function(address) or f"{address:#x}" for address in addresses)
 
     def without_tracing(self, stack: tuple[int, ...]) -> tuple[int, ...]:
-        """The addresses of a stack without those of tracing functions on top."""
+        """The addresses of a stack without those of nameless and tracing functions on top.
+
+        All addresses if the stack has no other functions.
+        """
         names = (self.function(address) for address in stack)
         return stack[next((i for i, name in enumerate(names) if name and not is_tracing(name)), 0) :]
 
@@ -188,7 +195,7 @@ class KernelSymbols:
         return index if self._owners[index] != MODULE or self._is_in_module(address) else -1
 
     def _symbol_index(self, address: int) -> int:
-        """The index, by address, of the last symbol at or before an address; -1 if there is none.
+        """The index, in the order of addresses, of the last symbol at or before an address; -1 without one.
 
         Of several symbols at the same address, the choice is the same on every host.
         """

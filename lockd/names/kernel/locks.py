@@ -47,7 +47,10 @@ class KernelNames:
         return LockAnswer(question.key, False, lock or ANON, site or UNKNOWN, stack, span=span)
 
     def name_holder(self, stack: tuple[int, ...]) -> tuple[str, tuple[str, ...]]:
-        """The site at which a thread released a lock, and its functions; NO_RELEASE if it did not release."""
+        """The site at which a thread released a lock, and its functions, see KernelSymbols.release().
+
+        NO_RELEASE and no functions if the stack does not show a release.
+        """
         return self.symbols().release(stack) or (NO_RELEASE, ())
 
     def symbols(self) -> KernelSymbols:
@@ -63,7 +66,7 @@ class KernelNames:
 
 @dataclass(frozen=True)
 class Rule:
-    """A lock of one of `types` is `member` if one of `functions`, or a function inlined there, takes it."""
+    """A lock of one of `types` is `member` if one of `functions`, or a function inlined into it, takes it."""
 
     member: str
     """The member as the kernel's own code writes it, with a name for the structure that is understood

@@ -1,8 +1,8 @@
 """Sorts of kernel functions, by name: locking code and tracing are not the site that takes a lock.
 
 The site of a kernel lock is the first function in a stack that is neither locking code nor tracing, nor a
-helper that takes a lock for its caller. Where a thread releases a lock, functions that wake other threads and
-helpers that release a lock come first.
+helper that takes a lock for its caller. In the stack of a thread that releases a lock, functions that wake
+other threads and helpers that release a lock come before the site.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _SCHEDULING = re.compile(r"_*(?:io_)?schedule(?:_timeout|_preempt_disabled|_hrti
 
 
 def is_interrupt(name: str) -> bool:
-    """Whether the processor enters the kernel by this function for the interrupt of a device or a timer."""
+    """Whether the processor enters the kernel by this function for an interrupt, such as that of a timer."""
     return _INTERRUPTS.fullmatch(name) is not None
 
 

@@ -48,7 +48,7 @@ The uid of a static pod is the hash of its file, without dashes. (Kubernetes: pk
 escapeSystemdCgroupName(); pkg/kubelet/config, applyDefaults().)
 """
 SLICE = re.compile(r"/([^/]+\.slice)(?=/)")
-"""A slice that is not the end of the path."""
+"""A slice in the path of a cgroup, but not at its end."""
 USER_MANAGER = re.compile(r"user@(?P<user>[^/]+)\.service")
 """The unit of a user's own service manager."""
 DELETED = " (deleted)"

@@ -25,7 +25,8 @@ Name = tuple[str, str]
 EVENT_DELAY_NS = 3 * NS
 """The longest time from when a BPF program reads the comm for an event to when lockd reads the event."""
 COMM_BYTES = 15
-"""The longest comm in a task. procfs has had longer comms for kernel threads since d6986ce24fc0 (5.17)."""
+"""Bytes of the longest comm in the kernel's task_struct. Since d6986ce24fc0 (5.17) procfs has longer comms
+for kernel threads."""
 PF_KTHREAD = 1 << 21
 """The flag of kernel threads in /proc/PID/stat."""
 COMMS = 10_000

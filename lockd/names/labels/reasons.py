@@ -85,7 +85,7 @@ _BY_FILE = {
     "event": "event",
 }
 _BY_FUTEX = {"lock": "lock", "pi": "lock", "cond": "cond"}
-"""Reasons by the kind of file and by the kind of futex that the BPF programs note."""
+"""Reasons by what the BPF programs note: the kind of file (_BY_FILE) or the kind of futex (_BY_FUTEX)."""
 
 
 @functools.cache
@@ -115,9 +115,9 @@ class Reasons:
     def reason(self, nr: int, state: int, iowait: bool, detail: int) -> str:
         """The reason of a wait, a key of REASONS.
 
-        `nr` is the number of the system call and `state` is the thread's enum state. `iowait` is the task's
-        in_iowait bit. `detail` is an enum futex_kind, file_kind, clone_kind or poll_kind, if the call is of
-        one of these groups.
+        `nr` is the number of the system call. `state` is the thread's state, as a number of enum state.
+        `iowait` is the task's in_iowait bit. If the call is in one of the groups futex, read, clone and poll,
+        `detail` is a number of enum futex_kind, file_kind, clone_kind or poll_kind.
         """
         state_name = self._enums["state"][state]
         group = self._group.get(nr, "other")

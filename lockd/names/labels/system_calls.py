@@ -41,7 +41,10 @@ _X86_64 = """
     execveat userfaultfd membarrier mlock2 copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc
     pkey_free statx io_pgetevents rseq uretprobe uprobe
 """
-"""Names by number, from 0 on. `-` stands for a number without a call, here and in _ARM64."""
+"""Names of system calls in the order of their numbers, from 0 on.
+
+In _ARM64, `-` stands for a number without a call.
+"""
 _ARM64 = """
     io_setup io_destroy io_submit io_cancel io_getevents setxattr lsetxattr fsetxattr getxattr lgetxattr
     fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr fremovexattr getcwd lookup_dcookie
@@ -83,7 +86,7 @@ _FROM_424 = """
     lsm_set_self_attr lsm_list_modules mseal setxattrat getxattrat listxattrat removexattrat
     open_tree_attr file_getattr file_setattr
 """
-"""Names by number, from FIRST_COMMON on, on every architecture."""
+"""Names of system calls in the order of their numbers, from FIRST_COMMON on, on every architecture."""
 _OLD = {"x86_64": _X86_64, "aarch64": _ARM64}
 FIRST_COMMON = 424
 TRACEFS = {
@@ -94,7 +97,7 @@ TRACEFS = {
     "umount2": "umount",
     "uname": "newuname",
 }
-"""Names in tracefs, where they differ: they are the names of the kernel's functions."""
+"""By the name of a system call, its name in tracefs if that differs: the name of the kernel's function."""
 ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK", errno.EOPNOTSUPP: "EOPNOTSUPP"}
 """Errors by number, with the names of the manual pages. Python calls two of them EDEADLOCK and ENOTSUP."""
 

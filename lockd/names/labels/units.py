@@ -25,7 +25,7 @@ of a cgroup may have 4,096 bytes."""
 
 
 _unit_of_cgroup_file = lru_cache(MAX_FILES)(unit_of_cgroup_file)
-"""The function with a cache, as many processes share a few cgroups."""
+"""unit_of_cgroup_file() with a cache, as many processes share a few cgroups."""
 
 
 class _FileHandle(ctypes.Structure):

@@ -69,7 +69,8 @@ _WAITS = {
     "multiprocessing/queues": {"get", "put"},
     "concurrent/futures/thread": {"_worker"},
 }
-"""By module of the standard library, functions that, if innermost, wait for others to do something."""
+"""Functions by module of the standard library. If one is the innermost in a stack, the thread waits for
+others to do something."""
 _ENTERS = ("multiprocessing/synchronize", "__enter__")
 """The function that takes the lock by which one of several idle readers of a queue becomes the reader."""
 _TAKES = {
@@ -98,7 +99,7 @@ class PythonWait:
     """What a thread of CPython waits for."""
 
     kind: str
-    """LOCK or COND; empty if no frames are known, and no type of the object from which the kind follows."""
+    """LOCK or COND; empty if neither the frames nor the type of the object that is waited for tell it."""
     site: str
     """The label of the function that waits; empty if no frames are known."""
     functions: tuple[str, ...]
@@ -164,7 +165,8 @@ def _kind(frames: Sequence[PythonFrame], waited_for: str) -> str:
 
 
 def _site(frames: Sequence[PythonFrame]) -> str:
-    """The innermost function that is not locking code; else the outermost that not every thread has."""
+    """The label of the innermost function that is not locking code; else of the outermost one that not every
+    thread has; empty without one."""
     inside = []
     for frame in frames:
         module, function = _module_and_function(frame)

@@ -105,8 +105,8 @@ def judge(stack: Sequence[Frame], value: int = 0) -> Judgement:
     """Judge the lock that a blocked thread waits for.
 
     `stack` is innermost first; `value` is what the thread found in the lock's word, 0 if unknown. The
-    outermost locking function decides: a condition variable inside a GIL is the GIL. There is one exception:
-    if a thread is still in the function of a condition variable but waits for its mutex, it waits for a lock.
+    outermost locking function decides: a wait for the condition variable of a GIL is a wait for the GIL. But
+    a thread that is in the function of a condition variable, and waits there for a mutex, waits for a lock.
     """
     stack = _name_latch(stack, value)
     sorts = _classify(stack)
@@ -498,8 +498,8 @@ SERVICES = {
 }
 """By service of the C library, the functions that take the library's own locks.
 
-All locks of a service share one name. Otherwise a lock would be called by the function, the arena or the file
-of the thread that happened to block first.
+All locks of a service share one name. Otherwise a lock would be named after the function, the arena or the
+file of the thread that happened to block first.
 """
 
 PARKERS = r"""
@@ -540,7 +540,7 @@ RUNTIMES = r"""
         runtime\.\w.* runtime/internal/.* internal/runtime/.* WaitEventSetWait\w* ProcSleep
         ProcWaitForSignal
 """
-"""A runtime's scheduling: the site only if the stack has no other."""
+"""Functions by which a runtime schedules. One of them is the site only if the stack has no other."""
 
 COMMON = r"""
         start_thread clone3? __clone3? __clone_internal _*libc_start_(?:main|call_main)\w* _start
@@ -553,7 +553,7 @@ COMMON = r"""
         java_start call_stub Interpreter StubRoutines.* java_main ThreadJavaMain \[jit\]
         L?java[./]lang[./]Thread(?:;::|\.)run\S*
 """
-"""Functions in the stack of every thread."""
+"""Functions that every thread of a language has in its stack."""
 
 PYTHON = r"""
         _?Py(?:Eval|Object|Vectorcall|Function|Run|Import|Module|Gen|Iter|Obj|Bytes|_|Cell|CFunction)\w*

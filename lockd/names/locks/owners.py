@@ -72,7 +72,7 @@ class _Threads:
     is_inside: bool
     """Whether the process has a pid namespace of its own."""
     checked_at: float
-    """The time of the clock when `is_inside` was last checked."""
+    """The time when `is_inside` was last checked: seconds of the clock of UserOwners."""
     tids: dict[int, int] = field(default_factory=dict)
     """Ids of threads as lockd sees them, by their ids in the process's own pid namespace.
 
@@ -80,7 +80,7 @@ class _Threads:
     memory with this one.
     """
     read_at: float = 0.0
-    """The time of the clock from which `tids` may be read again."""
+    """The time from which `tids` may be read again: seconds of the clock of UserOwners."""
 
 
 class UserOwners:

@@ -60,9 +60,10 @@ MAX_PROCESSES = 4096
 MAX_PROCESS_BYTES = 64 << 20
 """Bytes of memory that the remembered processes may take."""
 GROWN_BYTES = 4 << 20
-"""Bytes by which _Process.memory must have grown for the memory of all processes to be checked at once."""
+"""When _Process.memory has grown by more than these bytes, the memory of all processes is checked without
+delay."""
 WEIGHED_EVERY = 64
-"""New processes between two checks of how much memory all processes take here: there may be thousands."""
+"""New processes between two checks of the memory for all remembered processes, which may be thousands."""
 PI = "pi"
 """The kind of a lock with priority inheritance."""
 GLIBC_COND = "glibc cond"
@@ -83,7 +84,7 @@ GO_WAITED = ("runtime", "runtime.schedt", "totalMutexWaitTime")
 GO_WAITS = "runtime.futex"
 """The beginning of the name of the function in which every thread of Go waits."""
 JAVA_OBJECT = "[java]"
-"""Stands for the object file in the name of a lock that is called by its Java class."""
+"""Stands for the object file in the name of a lock that is named after its Java class."""
 RENAMED_SECONDS, MOST_RENAMED_SECONDS = 1.0, 60.0
 """The least and the most seconds between two times at which all locks of a JVM are named anew.
 
@@ -126,7 +127,7 @@ class UserStack:
     frames: list[tuple[int, Frame]]
     """The functions in C. Each comes with the address at which the thread goes on in it."""
     python: tuple[str, ...] = ()
-    """Labels of its Python functions."""
+    """Labels of the thread's Python functions, innermost first."""
     cpython: tuple[int, ...] = ()
     """The members of protocol.CPythonPlaces for a process with CPython; empty if they are unknown."""
 
@@ -225,7 +226,7 @@ class UserNames:
         returns = unwind_returns(process.space, capture, most)
         places = [place for place, _ in returns]
         frames = self._frames(process, places)
-        self._hotspot(process, places, frames)  # so that _read_code() reads new perf maps for its next stack
+        self._hotspot(process, places, frames)  # from the next stack on, _read_code() reads new perf maps
         stack = [(address, frame) for (_, address), frame in zip(returns, frames, strict=False)]
         if not any(frame.function.startswith(EVALUATES) for frame in frames):
             return UserStack(stack)
@@ -419,7 +420,7 @@ class UserNames:
         """What is remembered of a process, with the mappings that it had `max_age` seconds ago or later.
 
         The name of a lock is kept, so it is found by mappings that are at most REREAD_SECONDS old. Sampled
-        stacks are many, and one wrong stack hardly matters: they accept mappings of STALE_SECONDS.
+        stacks are many, and one wrong stack hardly matters: for them mappings may be STALE_SECONDS old.
         """
         process = self._process(tgid)
         process.space.refresh(max_age)

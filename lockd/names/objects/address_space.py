@@ -155,7 +155,7 @@ class AddressSpace:
             return None
 
     def _from_memory(self, image: Image) -> Key | None:
-        """The key of a file that is restored from the memory of the process.
+        """The key of a file that is restored from the memory of the process; None if it cannot be restored.
 
         The key depends on every byte that was read: a process may have changed its copy of a file, and the
         names in a changed copy are for no other process. Processes that left it unchanged share one object.
@@ -209,7 +209,7 @@ class AddressSpace:
         return mapping is not None and mapping.start <= other < mapping.end
 
     def function_start(self, address: int) -> int:
-        """Where the function that spans an address begins, in memory; -1 if that is not known."""
+        """The address in memory at which the function that spans an address begins; -1 if it is not known."""
         located = self.locate(address)
         start = located[0].function_start(located[1]) if located else -1
         return start + address - located[1] if located and start >= 0 else -1

@@ -31,9 +31,9 @@ ANSI, VERBOSE = 2, 8
 SECONDS = 0.5
 """Seconds of CPU time that one name may take. Waiting for a CPU is not the fault of the symbol."""
 NAMES_OF_CHILD = 1000
-"""Names after which the child is replaced. On some kernels its CPU time is known only after its end."""
+"""Names after which the child process is replaced. On some kernels its CPU time is unknown until its end."""
 CPU_SECONDS = 5
-"""CPU time that a child may take. NAMES_OF_CHILD usual names take some hundredths of a second."""
+"""Seconds of CPU time that a child may take. NAMES_OF_CHILD usual names take some hundredths of a second."""
 MEMORY = 256 << 20
 """Bytes of address space that a child may use besides what it starts with."""
 MAX_MANGLED = 2048
@@ -60,7 +60,8 @@ _MANGLED = re.compile(r"^_{1,3}[ZR][A-Za-z0-9_.$]+\Z")
 class Demangler:
     """Demangles names, without parameters. Without libbfd, symbols stay as they are.
 
-    The child ends itself when a name takes too long, because this process may not be allowed to end it.
+    The child process with the library ends itself when a name takes too long, because this process may not be
+    allowed to end it.
     """
 
     def __init__(self, libraries: str = LIBRARIES) -> None:
@@ -103,7 +104,7 @@ class Demangler:
         return known
 
     def close(self) -> None:
-        """End the child. The next name starts another."""
+        """End the child process. The next name starts another."""
         if self._child:
             self._child.close()
             self._child = None
@@ -125,7 +126,7 @@ class Demangler:
 
 
 class _Child:
-    """A process that demangles. It shares with its parent what fork() copies, and no descriptor."""
+    """A child process that demangles. It has a copy of its parent's memory, and only two pipes open."""
 
     def __init__(self, library: str) -> None:
         self.asked = 0

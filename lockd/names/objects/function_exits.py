@@ -28,7 +28,8 @@ TIMEOUT = 30.0
 """Seconds for which objdump may run."""
 RETURNS = ("ret", "retq", "retaa", "retab")
 JUMPS = ("jmp", "jmpq", "b", "br", "braa", "brab")
-"""Unconditional jumps. A conditional jump leads to a rarely executed part of the same function."""
+"""Unconditional jumps. A conditional jump is taken to lead to another, rarely executed part of the function.
+"""
 PREFIXES = ("repz", "rep", "bnd", "notrack", "cs", "ds")
 
 _INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t(.*)$", re.MULTILINE)

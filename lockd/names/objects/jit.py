@@ -44,8 +44,7 @@ The check is still needed: the name can belong to older code at the same address
 EARLIER_NS = NS
 """A file that was last changed so many nanoseconds before a process started, or earlier, is not its own.
 
-The margin is needed because the kernel sets the times of files by a clock that is some milliseconds late, and
-rounds the starts of processes down.
+The margin is needed because the kernel sets the times of files by a clock that is some milliseconds late.
 """
 READING_SHARE = 20
 """After files were read, they are not checked again for this many times the duration of the reading."""
@@ -176,7 +175,7 @@ class JitNames:
 
     @functools.cached_property
     def _paths(self) -> list[bytes]:
-        """The usual paths of both files, by the process's id in its own namespace and by its id here."""
+        """Usual paths of perf maps and jitdumps, with the process's id here and that in its pid namespace."""
         status = (self._process / "status").read_bytes()
         numbers = {line.split()[-1] for line in status.splitlines() if line.startswith(b"NSpid:")}
         return [
@@ -193,7 +192,7 @@ class _Functions:
         self.found: dict[int, tuple[int, str, int]] = {}
         """Size, name and rank by address. Of the functions of a file the last one has the highest rank."""
         self.memory = 0
-        """Estimated bytes of memory that they take."""
+        """Estimated bytes of memory that the functions take."""
 
     @property
     def is_full(self) -> bool:

@@ -132,7 +132,7 @@ class Mappings:
         return sorted(names)
 
     def _first(self, index: int) -> int:
-        """The first mapping of the image that a mapping belongs to; -1 if it belongs to none."""
+        """The index of the first mapping of the image that a mapping belongs to; -1 if it belongs to none."""
         lowest = index - MOST_PARTS
         while self._path(index) in (b"", HEAP):
             if index <= lowest or not self._continues(index):

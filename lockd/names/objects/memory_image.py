@@ -37,10 +37,11 @@ NAMES = b"\0.dynsym\0.dynstr\0.shstrtab\0"
 def memory_image(read: Callable[[int, int], bytes], base: int) -> bytes:
     """The bytes of the file whose first byte is mapped at `base`.
 
-    Its only sections are the symbols for dynamic linking and their names. What the process may write is left
-    out, because it differs from process to process: there are zeros in place of the file's variables. `read`
-    takes an address and a size, and returns bytes of memory: none where nothing is mapped. Raises ElfError if
-    there is no 64-bit ELF header at `base`, or if the file would be larger than MAX_BYTES.
+    Its only sections are the symbols for dynamic linking and tables of names. Segments that are writable and
+    not executable are left out, because they differ from process to process: there are zeros in place of the
+    file's variables. `read` takes an address and a size, and returns bytes of memory: none where nothing is
+    mapped. Raises ElfError if there is no 64-bit ELF header at `base`, or if the file would be empty or
+    larger than MAX_BYTES.
     """
     header = bytearray(read(base, HEADER_BYTES))
     if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":

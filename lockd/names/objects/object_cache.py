@@ -27,7 +27,7 @@ MAX_PLACES = 4000
 """Mappings whose files are remembered."""
 
 Key = tuple[int, ...]
-"""Device, inode, time of the last change in ns, and size. The key changes when the file is written.
+"""Of a file: device, inode, time of the last change in ns, size. The key changes when the file is written.
 
 If debug files are looked for in a root directory that another user than root may own, the identity of the
 root directory follows (process_files.Root): what is found there counts only for processes with this root

@@ -42,11 +42,11 @@ MINI_DEBUG_INFO = 64 << 20
 FUNCTION_STARTS = 64 << 20
 """The most bytes of `.eh_frame_hdr` that are read."""
 MAX_RULE_BYTES = 10 << 20
-"""Bytes of memory for the unwinding rules that are remembered for one file: of some 4,000 usual ones."""
+"""Bytes of memory for the unwinding rules that are remembered for one file: enough for 4,000 usual ones."""
 RULE_BYTES, REGISTER_BYTES, OPERATION_BYTES = 400, 60, 130
 """Estimated memory of one remembered rule, and of each register and each operation in it."""
 MAX_FUNCTION_BYTES = 2 << 20
-"""Bytes of memory for the functions that are remembered for one file: of some 4,000 addresses, usually."""
+"""Bytes of memory for the functions that are remembered for one file: usually enough for 4,000 addresses."""
 FUNCTION_BYTES = 400
 """Estimated memory of one remembered function without its name."""
 FILE_BYTES = 100_000
@@ -70,7 +70,7 @@ MAX_DEBUG_CHECKED = 1 << 30
 
 
 MOST_TAIL_CALLERS = 50_000
-"""Tail calls are not looked for in a file with more functions. The C library has some 3,000."""
+"""Tail calls are not looked for in a file that has more functions than this. The C library has some 3,000."""
 MOST_TARGETS = 256
 """The most jumps out of a split-off part of a function that are followed to find the function."""
 COMPARED_BYTES = 4096
@@ -344,7 +344,7 @@ def _open_elf(root: Path, path: bytes, owners: set[int], device: int) -> Elf:
 
 
 def _fits(debug: Elf, build_id: bytes, checksum: int) -> bool:
-    """Whether a debug file has this build id; without build ids, this checksum. -1 fits no file."""
+    """Whether a debug file has this build id; without build ids, this checksum. Checksum -1 fits no file."""
     if build_id and debug.build_id:
         return debug.build_id == build_id
     if checksum < 0 or debug.size > MAX_DEBUG_CHECKED:

@@ -174,7 +174,8 @@ class SymbolTable:
     def _best(self, table: _Sorted, index: int) -> Symbol | None:
         """The symbol with the best name among those that have the address of table[index].
 
-        A public name is better than a local one. Fewer underscores in front decide next, then the length.
+        A public name is better than a local one. Next, fewer underscores in front are better, then a shorter
+        name.
         The choice is therefore the same on every host.
         """
         address = table.addresses[index]
@@ -250,7 +251,8 @@ def _layout(elf: Elf) -> np.dtype[Any]:
 def variable_address(elf: Elf, name: str) -> int | None:
     """The address in the file of the variable (or function) with this exact name.
 
-    Returns None if no symbol table has the name, or if the file is not a 64-bit, little-endian one.
+    Returns None if no symbol table that is searched (see MAX_SEARCHED) has the name, or if the file is not a
+    64-bit, little-endian one.
     """
     if not elf.is_64 or not elf.is_little:
         return None
@@ -262,7 +264,10 @@ def variable_address(elf: Elf, name: str) -> int | None:
 
 
 def _find(elf: Elf, table: Section, name: bytes) -> int:
-    """The address of the symbol with this zero-terminated name; 0 if the table has no such name."""
+    """The address of the symbol with this zero-terminated name; 0 if it is not found.
+
+    A table larger than MAX_SEARCHED is not searched.
+    """
     strings = elf.sections[table.link - 1] if 0 < table.link <= len(elf.sections) else None
     if strings is None or max(table.size, strings.size) > MAX_SEARCHED:
         return 0
@@ -297,8 +302,8 @@ def _go_text(elf: Elf, text: Section) -> int:
 class GoFunctions:
     """The functions of a Go program, from .gopclntab: the Go runtime needs this table, and strip keeps it.
 
-    None is known if the file is no 64-bit little-endian Go program, or was built by a Go before 1.18. None is
-    known either if the C linker made the program and nothing tells where the code of Go begins.
+    No function is known if the file is no 64-bit little-endian Go program, or was built by a Go before 1.18.
+    Nor is any if the C linker made the program and nothing tells where the code of Go begins.
     """
 
     def __init__(self, elf: Elf) -> None:

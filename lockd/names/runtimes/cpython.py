@@ -52,7 +52,7 @@ COOKIE = b"xdebugpy"
 OFFSETS_SIZE = 1024
 """Bytes of `_PyRuntime` that are read: enough for the table of every known version."""
 SHIM = 3
-"""The smallest value of a frame's member `owner` that means: not the frame of a Python function."""
+"""If a frame's member `owner` has this or a higher value, the frame is not that of a Python function."""
 
 
 class Memory(Protocol):
@@ -72,19 +72,21 @@ class PythonFrame:
 
     @property
     def memory(self) -> int:
-        """Bytes that the texts take."""
+        """Bytes of memory that the names of the file and of the function take."""
         return sys.getsizeof(self.file) + sys.getsizeof(self.function)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a version of CPython keeps its frames: byte offsets in the structures with which the names begin.
+    """Where a version of CPython keeps its frames: offsets of members, in bytes.
+
+    Each name is that of a structure and of a member in it.
 
     -1 stands for a member that the version lacks. All machines have 64 bits.
     """
 
     interpreters: int
-    """The first interpreter, in `_PyRuntime`."""
+    """The pointer to the first interpreter, in `_PyRuntime`."""
     interpreter_next: int
     interpreter_threads: int
     thread_previous: int
@@ -97,7 +99,7 @@ class Layout:
     frame_previous: int
     frame_code: int
     frame_instruction: int
-    """The instruction in the frame's code at which the thread is."""
+    """The pointer to the instruction in the frame's code at which the thread is."""
     frame_owner: int
     """One byte; from SHIM on, the frame is not that of a Python function."""
     code_file: int
@@ -112,7 +114,8 @@ class Layout:
     text_other: int
     """The characters of any other string."""
     state_kind: int
-    """The first bit of the width of characters in `text_state`: 3 bits; the flags compact, ASCII follow."""
+    """The lowest of the 3 bits of `text_state` that are the width of a character in bytes. Two flags follow:
+    compact and ASCII."""
 
 
 def _classic(
@@ -188,7 +191,7 @@ class Interpreter:
     def frames(self, memory: Memory, thread_pointer: int) -> list[PythonFrame]:
         """The Python functions of the thread with this thread pointer, innermost first. Never raises.
 
-        Empty if the thread is not one of the interpreter, or its frames cannot be read.
+        Empty if the thread is not one of the interpreter's, or its frames cannot be read.
         """
         for layout in self._layouts(memory):
             try:
@@ -201,10 +204,11 @@ class Interpreter:
         return []
 
     def places(self, memory: Memory, thread_pointer: int) -> tuple[int, ...]:
-        """The numbers of protocol.CPythonPlaces, found by a thread of the process with this thread pointer.
+        """The numbers of protocol.CPythonPlaces. Never raises.
 
-        Empty if the thread is not one of the interpreter's, or if the GIL cannot be found: in a build without
-        it, or if the program has changed the switch interval.
+        If the layout is unknown, it is found by the frames of the thread with this thread pointer. Empty if
+        these cannot be read, or if the GIL cannot be found: in a build without it, or if the program has
+        changed the switch interval.
         """
         if not self._layout:
             self.frames(memory, thread_pointer)
@@ -222,8 +226,8 @@ class Interpreter:
     def functions(self, memory: Memory, codes: Sequence[int]) -> list[PythonFrame]:
         """The functions of the code objects at the addresses `codes`, in the same order. Never raises.
 
-        Those that only mark a call from C are left out. Empty if there is no code object at one of the
-        addresses.
+        Functions that only mark a call from C are left out. Empty if not every address is that of a code
+        object.
         """
         for layout in self._layouts(memory):
             try:
@@ -234,13 +238,13 @@ class Interpreter:
         return []
 
     def _layouts(self, memory: Memory) -> Sequence[Layout]:
-        """The layouts that the interpreter may have: one, once frames() has returned frames."""
+        """The layouts that the interpreter may have: one if the last call of frames() could read a thread."""
         return [self._layout] if self._layout else candidates(memory.read(self._runtime, OFFSETS_SIZE))
 
     def innermost(self, memory: Memory, thread_pointer: int) -> tuple[int, int]:
         """The addresses of a thread's innermost frame and of its present instruction; 0 where unknown.
 
-        Both are unknown until frames() has returned frames once.
+        Both are unknown unless the last call of frames() could read a thread.
         """
         layout = self._layout
         if layout:
@@ -256,7 +260,7 @@ class Interpreter:
     def type_of(self, memory: Memory, address: int) -> tuple[str, int]:
         """The name of the type of the object at `address`, and the word after the object's header.
 
-        The name is empty if there is no object, or until frames() has returned frames once.
+        The name is empty if there is no object, or if the last call of frames() could not read a thread.
         """
         layout = self._layout
         if layout:

@@ -28,7 +28,8 @@ LIBRARY = "libjvm.so"
 STRUCTURES = "gHotSpotVMStructs"
 """The variable that points to the description of HotSpot's structures, an array of STRUCTURE."""
 STRUCTURE = struct.Struct("<QQQi4xQQ")
-"""Names of a type, a field and the field's type; whether the field is static; its offset; its address."""
+"""One field: pointers to the names of its structure, itself and its type; whether it is static; its offset;
+its address."""
 MOST_STRUCTURES = 20_000
 """The most fields of the description that are read."""
 FIELDS = {
@@ -89,7 +90,7 @@ class JavaWait:
     """lock or cond."""
     family: str = ""
     is_many: bool = False
-    """Whether the number stands for a class, and each object of the class is a lock of its own."""
+    """Whether the wait's number stands for a class, and each object of the class is a lock of its own."""
 
 
 def is_word(number: int) -> bool:
@@ -130,7 +131,7 @@ class HotSpot:
         return self._places
 
     def wait(self, number: int, guess: str) -> JavaWait:
-        """What a thread waits for, from the number of its wait and the kind `guess` of its futex call.
+        """What a thread waits for, by the number of its wait and by `guess`: the kind by its futex call.
 
         The result is JavaWait() if it is unknown. Never raises.
         """

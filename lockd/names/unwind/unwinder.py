@@ -210,7 +210,8 @@ class _Walk:
 
     @functools.cached_property
     def _returns(self) -> list[tuple[int, int, int]]:
-        """Words of the stack that can be return addresses: their address, and kind and target of the call."""
+        """For each word on the stack that can be a return address: where it is, and the call's kind and
+        target."""
         found = []
         for i, word in enumerate(self._words):
             if self._code.is_executable(word):
@@ -283,14 +284,15 @@ class _Walk:
         }  # fmt: skip
 
     def _by_link_register(self, start: int) -> dict[int, int] | None:
-        """The caller's registers on arm64, if its link register is behind a call of this function."""
+        """The caller's registers on arm64, if the link register has the address behind a call of `start`, the
+        beginning of the present function; otherwise None."""
         address = self._without_signature(self._registers.get(self._machine.return_address, 0))
         if address == self._program_counter or self._call_before(address) != (CALL, start):
             return None
         return {**self._registers, self._machine.program: address}
 
     def _call_before(self, address: int) -> tuple[int, int]:
-        """Kind and target of the call before an address. No call has kind 0; an unknown target is 0."""
+        """Kind and target of the call before an address. Kind 0: there is no call. Target 0: unknown."""
         if self._machine.is_arm64:
             code = self._code.code(address - 4, 4)
             word = int.from_bytes(code, "little")
@@ -315,7 +317,7 @@ class _Walk:
     def _beyond(self, returns: list[int]) -> list[int]:
         """Return addresses that only the kernel found, by frame pointers, beyond the last frame found here.
 
-        They are empty if the kernel did not find that last frame.
+        The list is empty if the kernel did not find that last frame.
         """
         if returns[-1] not in self._kernel_frames:
             return []
