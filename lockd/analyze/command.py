@@ -81,7 +81,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit code. Raises UsageError for invalid files, HostError if matplotlib is missing."""
+    """Run the command. Returns the exit code.
+
+    Raises UsageError for invalid files or options, HostError if a picture is to be drawn without matplotlib.
+    """
     for path in (args.png, args.html):
         output.check(path)
     records = select(read(args.files, (args.period or 0) * 1_000_000), args)
@@ -104,8 +107,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def select(records: Records, args: argparse.Namespace) -> Records:
-    """The records that the options select. Raises UsageError if there are none, or if they have no times for
-    --from and --to."""
+    """The records that the options select.
+
+    Raises UsageError if there are none, or for --from and --to if the records have no start times.
+    """
     rows = records.rows
     mask = np.ones(len(rows), np.bool_)
     if args.exclude:

@@ -1,4 +1,4 @@
-"""Pictures of records of locks over time. Only this module needs matplotlib."""
+"""Diagrams of waits for locks over time. Only this module needs matplotlib."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ HEADROOM = 1.1
 
 
 def figure(records: Records, lock: int) -> Figure:
-    """Four diagrams over time. `lock` is the position of a lock in `records`.
+    """Four diagrams with a value for each period. `lock` is the position of a lock in `records.locks`.
 
-    They show the threads that wait for each of the locks with the longest waits, the threads that waited for
-    `lock`, the highest average access time of any lock, and the average access time of `lock`. The figure
-    needs no display (Agg), and matplotlib does not store a reference to it. Raises HostError without
-    matplotlib.
+    The first shows how many threads wait on average for each of the locks with the most time waited (at most
+    LINES), the second how many distinct threads waited for `lock`. The others show average access times, the
+    time waited for each access: the highest of any lock, and that of `lock`. The figure needs no display
+    (Agg), and matplotlib does not store a reference to it. Raises HostError without matplotlib.
     """
     try:
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Reads records of locks from files of `lockd trace klock`, milli-klockstat and `lockd trace futex`."""
+"""Reads records of waits for locks: output of `lockd trace klock`, milli-klockstat or `lockd trace futex`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ TYPES_OF_MILLI_KLOCKSTAT = {"Mutex": "mutex", "RWLock": "rwlock", "Semaphore": "
 """Lock types by milli-klockstat's names. Its lines have the thread id after P and the process id after T."""
 USUAL_PERIOD_NS = 50_000_000
 UNLIKELY = 1000
-"""A coincidence with a chance of 1 in this number, or less, is ruled out."""
+"""The starts of all periods can be multiples of a longer time by chance. A chance of 1 in this number, or
+less, counts as zero."""
 LARGEST_NUMBER = 2**62 - 1
-"""The sum of two such numbers fits into 64 bits."""
+"""The largest time or count of a record. The sum of two such numbers fits into 64 bits."""
 
 ROW = np.dtype(
     [
@@ -75,7 +76,7 @@ class Records:
     stacks: tuple[tuple[str, ...], ...]
     """The functions of each stack, innermost first; empty if they are not known."""
     types: dict[int, str]
-    """Types of locks by position in `locks`."""
+    """Types of locks by position in `locks`; several types of one lock have `/` between them."""
     names: dict[int, str]
     """Names of locks by position in `locks`, for locks with a name."""
     comms: dict[int, str]
@@ -87,11 +88,14 @@ class Records:
     wait of all records began. None if nothing was selected yet, or if the records have no periods."""
 
     def label(self, lock: int) -> str:
-        """The name, if there is one, and the address of the lock at this position."""
+        """The name, if there is one, and the address of the lock at the position `lock` in `locks`."""
         return f"{self.names[lock]} {self.locks[lock]}" if lock in self.names else str(self.locks[lock])
 
     def callers(self, stack: int) -> tuple[str, ...]:
-        """The functions of a stack without those on top that implement the lock or trace it."""
+        """The functions of a stack from the first one that neither implements locks nor traces them.
+
+        These are all functions if there is no such function. `stack` is a position in `stacks`.
+        """
         functions = self.stacks[stack]
         for position, name in enumerate(map(_plain_name, functions)):
             if name and not is_locking(name) and not is_tracing(name):
@@ -99,9 +103,9 @@ class Records:
         return functions
 
     def find(self, lock: str) -> int:
-        """The position of the lock with this name or address; of several, the one with the longest wait.
+        """The position of the lock with this name or address; of several, the one with the most time waited.
 
-        Raises UsageError if there is none.
+        Raises UsageError if no record is of such a lock.
         """
         positions: list[int] = [
             n
@@ -204,7 +208,7 @@ def read(paths: Sequence[Path], period_ns: int = 0) -> Records:
     """The records of all files; the path `-` is standard input.
 
     `period_ns` is the length of periods; if it is 0, it is derived from their start times. Raises UsageError
-    that names file, line and rule.
+    if a file cannot be read or has an invalid line, or if there are no records.
     """
     reader = _Reader()
     for path in paths:
@@ -230,10 +234,11 @@ def _short(text: str) -> str:
 
 
 def _period(starts: npt.NDArray[np.int64]) -> int:
-    """The length of periods in ns, which start at multiples of this length; 0 if there are none.
+    """The length of periods in ns. Periods start at multiples of it. It is 0 if no record has a period.
 
-    The starts of only a few periods may be multiples of a longer time by chance. The length is then assumed
-    to be 50 ms, as it mostly is, or a part of that; standard error says so.
+    `starts` are the start times of the records' periods, -1 for records without. The starts of only a few
+    periods may be multiples of a longer time by chance. The length is then assumed to be 50 ms, as it mostly
+    is, or a divisor of 50 ms; a message on standard error says so if the starts suggest another length.
     """
     starts = np.unique(starts[starts >= 0])
     if not len(starts):
@@ -256,10 +261,10 @@ def _period(starts: npt.NDArray[np.int64]) -> int:
 
 
 def _names(records: Records) -> dict[int, str]:
-    """Names of the kernel's locks by position.
+    """Names of the kernel's locks by position in `locks`.
 
-    A lock is called by the structure and member that the function with the longest wait locks, if they are
-    known, or else by this function.
+    The name comes from the function that asked for the lock in the record with the longest wait. It is the
+    structure and member that this function locks, as `pipe->mutex`, or `in FUNCTION` if they are not known.
     """
     names: dict[int, str] = {}
     rows = records.rows
@@ -273,5 +278,5 @@ def _names(records: Records) -> dict[int, str]:
 
 
 def _plain_name(function: str) -> str:
-    """The name of a function without its offset and without the suffix of a copy that the compiler made."""
+    """The name of a function without its offset and without a suffix of the compiler such as `.isra.0`."""
     return function.partition("+")[0].partition(".")[0]

@@ -18,7 +18,7 @@ Cells = tuple[str, ...]
 
 UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 FRAMES = 6
-"""Functions of a stack that are shown: the innermost ones that are not part of the lock itself."""
+"""The most functions of a stack that are shown: the innermost ones that are not part of the lock itself."""
 
 
 STYLE = """
@@ -42,7 +42,7 @@ class Table:
 
 
 def summary(records: Records) -> list[str]:
-    """A few sentences about all records."""
+    """Sentences about all records: their number, the time they span, and waits that had not ended."""
     rows = records.rows
     waited, accesses, ongoing = (int(rows[name].sum()) for name in ("wait_ns", "accesses", "ongoing"))
     sentences = [
@@ -59,7 +59,8 @@ def summary(records: Records) -> list[str]:
 
 
 def all_tables(records: Records, lock: int, most: int) -> list[Table]:
-    """All tables, with at most `most` rows each. `lock`: the position of the lock that is shown in detail."""
+    """All tables, with at most `most` rows each. `lock` is the position in `records.locks` of the
+    lock that is shown in detail."""
     totals = statistics.totals(records, "lock")
     of_lock = records.where(records.rows["lock"] == lock)
     label = printable(f"{records.label(lock)} ({records.types[lock]})")
@@ -86,7 +87,7 @@ def lines(records: Records, lock: int, most: int) -> Iterator[str]:
 
 
 def page(title: str, sentences: list[str], picture: str, tables: list[Table]) -> Iterator[str]:
-    """The lines of an HTML page that needs no other files. `picture` is SVG."""
+    """The lines of an HTML page that needs no other files. `picture` is an SVG element, or empty."""
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield f"<title>{escape(title)}</title>\n"
     yield f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
@@ -104,7 +105,7 @@ def _cells(tag: str, cells: Cells) -> str:
 
 
 def duration(ns: float) -> str:
-    """A time in the largest unit in which it is at least 1, with two decimals, such as `1.23 ms`."""
+    """A time in the largest unit in which it is at least 1, such as `1.23 ms`, or in whole nanoseconds."""
     for size, unit in UNITS:
         if ns >= size:
             return f"{ns / size:.2f} {unit}"
@@ -158,7 +159,7 @@ def _stacks(records: Records, most: int) -> tuple[Cells, list[Cells]]:
 
 
 def stack(records: Records, number: int) -> str:
-    """The innermost functions of a stack without those of the lock itself, each followed by its caller."""
+    """The text `FUNCTION < CALLER < ...` for a stack, without the functions of the lock itself."""
     functions = records.callers(number)
     more = " < ..." if len(functions) > FRAMES else ""
     return " < ".join(functions[:FRAMES]) + more or "not known"

@@ -14,7 +14,7 @@ from lockd.errors import UsageError
 Numbers: TypeAlias = "npt.NDArray[Any]"
 
 MOST_PERIODS = 4_000_000
-"""The largest number of periods: two days of periods of 50 ms. Every drawn line has a value for each."""
+"""The most periods that records may span: two days in periods of 50 ms. A drawn line has a value for each."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LockPeriod:
 
 
 def totals(records: Records, by: str) -> list[Total]:
-    """The totals of each lock, thread or stack; the one with the longest wait comes first.
+    """The totals of each lock, thread or stack; the one with the most time waited comes first.
 
     `by` is `lock`, `thread` or `stack`.
     """
@@ -115,7 +115,10 @@ def period_starts(records: Records) -> Numbers:
 
 
 def seconds(records: Records, starts: Numbers) -> Numbers:
-    """The starts of periods in seconds since the first period, even if that has no selected record."""
+    """The starts of periods (`starts`, in ns) in seconds since the first period of all records.
+
+    That period counts as zero even if none of its records is selected (Records.began_ns).
+    """
     began = records.began_ns
     return (starts - (period_starts(records)[:1] if began is None else began)) / 1e9
 
@@ -139,7 +142,7 @@ def worst_average_access(records: Records, starts: Numbers) -> Numbers:
 
 
 def waiting_threads(records: Records, starts: Numbers) -> tuple[Numbers, Numbers]:
-    """The number of distinct threads that waited in each period, and the number that waited on average.
+    """Two arrays with a value for each period: how many distinct threads waited, and how many on average.
 
     A record has the period in which a wait ended. The wait is assumed to have ended as late as possible in
     this period. If it was longer than the period, it extends into earlier ones.
@@ -164,8 +167,8 @@ def waiting_threads(records: Records, starts: Numbers) -> tuple[Numbers, Numbers
 def _spread(rows: Numbers, length: int) -> tuple[Numbers, Numbers]:
     """The beginning and the end of the waits of each row in ns, as if they were one wait.
 
-    This wait is assumed to be as late as possible, but before the next wait of the same thread for the same
-    lock.
+    This wait is assumed to end as late as possible in the period of its row, but before the next wait of the
+    same thread for the same lock begins.
     """
     begins, ends = np.zeros(len(rows), np.int64), rows["start_ns"] + length
     last_key, next_begins = (-1, -1), 0

@@ -73,7 +73,8 @@ def _print_help(parser: argparse.ArgumentParser) -> int:
 def _run(module: Tool, args: argparse.Namespace) -> int:
     """Check privileges and output options, then run a tool.
 
-    Raises HostError if this user may not trace, UsageError if an output file cannot be written.
+    Raises HostError if this user may not trace, and UsageError if an output file cannot be written or the
+    output options contradict each other.
     """
     is_offline = getattr(module, "is_offline", None)
     if not (is_offline and is_offline(args)):

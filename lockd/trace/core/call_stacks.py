@@ -53,14 +53,14 @@ class CallStacks:
         self._captured: dict[int, tuple[int, Capture]] = {}
         self._queue: deque[int] = deque()
         self._shared: dict[Any, Any] = {}
-        """Addresses, names and tuples of names, by themselves. Equal ones share one object, which saves
-        memory."""
+        """Addresses, names and tuples of names; each is key and value. Equal ones share one object, which
+        saves memory."""
         self._kernel_frames: dict[str, KernelFrame] = {}
         self._small_numbers = itertools.count(LOST_STACK + 1)
         """Numbers for add_unwound() and add_sleeping(), from 2 on. The numbers that programs give are hashes
         of 64 bits, which are hardly ever so small."""
         self.lost = 0
-        """Stacks for which there was no room."""
+        """Number of stacks for which there was no room."""
 
     @property
     def backlog(self) -> int:
@@ -109,7 +109,7 @@ class CallStacks:
         return number in self._user or number in self._captured
 
     def _mark_lost(self, columns: npt.NDArray[Any]) -> None:
-        """Change unknown numbers to LOST_STACK in every struct call_stack_ids, however deep in the rows."""
+        """Change unknown numbers to LOST_STACK in every struct call_stack_ids that `columns` contain."""
         for name in columns.dtype.names or ():
             if columns.dtype[name].names == ("user", "kernel"):
                 for side, is_known in (("user", self._is_known), ("kernel", self._is_kernel_known)):
@@ -173,5 +173,5 @@ class CallStacks:
         return self._kernel.get(number, LOST)
 
     def kernel_addresses(self, number: int) -> tuple[int, ...]:
-        """The return addresses in the kernel, innermost first; empty if the stack was lost."""
+        """The return addresses in the kernel, innermost first; empty if they are not known."""
         return self._addresses.get(number, ())

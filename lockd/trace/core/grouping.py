@@ -99,7 +99,7 @@ def columns_of(groups: Columns) -> dict[str, list[Any]]:
 
 
 def ids_of(ids: Columns) -> tuple[list[int], list[int]]:
-    """Process ids and thread ids of the member `id` of struct group; both are 0 for an idle thread."""
+    """Process ids and thread ids from members `id` of struct group; both are 0 for an idle thread."""
     numbers = [0 if number & ID_OF_CPU else number for number in ids.tolist()]
     return [number >> 32 for number in numbers], [number & 0xFFFFFFFF for number in numbers]
 
@@ -119,8 +119,8 @@ class Groups:
         self._by, self._scale = by, scale
         self._stacks = session.stacks if "stack" in by else None
         self._histograms: dict[tuple[Any, ...], Histogram | Tally] = {}
-        """By the values of the labels `by`. The value of a stack is the pair of its numbers, user and kernel
-        side."""
+        """The histogram of each group, by the values of the labels `by`. The value of a stack is the pair of
+        its numbers: user side and kernel side."""
 
     def add(self, columns: Mapping[str, Sequence[Any]], rows: Iterable[Row]) -> int:
         """Add rows of a window. `columns` has the value of every label for each row, by label name.

@@ -24,7 +24,8 @@ Label = str | int | Sequence[str]
 
 @dataclass(frozen=True)
 class Log2:
-    """Powers of two: slot 0 holds negative values, 1 zero, 2 one, and s from 3 on [2^(s-2), 2^(s-1))."""
+    """Powers of two: slot 0 holds negative values, slot 1 zero, slot 2 one, and each slot s from 3 on the
+    values in [2^(s-2), 2^(s-1))."""
 
     def slot(self, value: int) -> int:
         return value.bit_length() + 1 if value >= 0 else 0

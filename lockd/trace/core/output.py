@@ -23,7 +23,7 @@ from lockd.views.profile import Profile, Sample
 GRAPHS = {".svg": flamegraph.svg, ".html": flamegraph.page}
 """The functions that draw a flame graph, by the suffix of the file's name."""
 TABLE_FRAMES = 3
-"""Functions of each stack that are shown in a table."""
+"""The most functions of each stack that are shown in a table."""
 
 
 def check(path: Path | None) -> None:
@@ -70,7 +70,7 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def folded(profile: Profile) -> Iterator[str]:
-    """Lines of the format `folded`, one for each stack: `comm;outermost;...;innermost value`.
+    """Lines of the format `folded`, one for each comm and stack: `comm;outermost;...;innermost value`.
 
     A semicolon in a name becomes a colon.
     """
@@ -83,7 +83,10 @@ def folded(profile: Profile) -> Iterator[str]:
 
 
 def multiline(profile: Profile) -> Iterator[str]:
-    """Lines of the format `stacks`: the functions of a stack, innermost first, the thread, and the value."""
+    """Lines of the format `stacks`, for each thread and stack: its functions, innermost first, thread, value.
+
+    The value is the first one of the profile. The largest comes last.
+    """
     sums: dict[tuple[str, int, tuple[str, ...]], int] = {}
     for sample in profile.sorted():
         key = sample.comm, sample.tid, sample.frames
@@ -108,7 +111,7 @@ def innermost(sample: Sample) -> Sequence[str]:
 
 
 def table(profile: Profile, brief: Callable[[Sample], Sequence[str]] = innermost) -> Iterator[str]:
-    """Lines of the format `table`: a head, then the samples, those with the largest first value first.
+    """Lines of the format `table`: a head, then the samples, sorted by their first value, the largest on top.
 
     `brief` picks the functions of a sample that are shown, innermost first.
     """
@@ -256,7 +259,7 @@ class Intervals:
         self._due = time.monotonic() + self._seconds
 
     def has_ended(self) -> bool:
-        """Whether an interval has ended since this was last true."""
+        """Whether an interval has ended since this method last returned True."""
         late = time.monotonic() - self._due
         if late < 0:
             return False

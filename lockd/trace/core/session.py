@@ -52,11 +52,11 @@ OLDER_WAITS_LOST = "older waits: threads full"
 class Session:
     """A context manager: entering it attaches the programs of `settings`, leaving it detaches all of them.
 
-    The trace ends after `duration` seconds (None: no limit), on SIGINT or SIGTERM, or when all processes
-    `only` and all `threads` have ended, if any are given. `title` begins every message of the session.
-    `others` names the maps of the tool that are not hash maps; the tool reads these itself. `optional` names
-    the parts (Part.what in lockd/load/hooks.py) without which the tool can work. `shown` says what is printed
-    of each stack frame.
+    The trace ends after `duration` seconds (None: no limit), on SIGINT, SIGTERM or stop(), or when all
+    processes `only` and all `threads` have ended, if any are given. `title` begins every message of the
+    session. `others` names the maps of the tool that are not hash maps; the tool reads these itself.
+    `optional` names the parts (Part.what in lockd/load/hooks.py) without which the tool can work. `shown`
+    says what is printed of each stack frame.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Session:
     def windows(self) -> Iterator[dict[str, Entries]]:
         """Yield the entries of each window, by the name of their pair; pairs without entries are left out.
 
-        After the trace has ended, the iterator detaches the programs, yields both windows that are left, and
+        After the trace has ended, the iterator detaches the programs, yields the last two windows, and
         unwinds all stacks.
         """
         due = self._began
@@ -227,7 +227,7 @@ class Session:
         )
 
     def stop(self) -> None:
-        """End the trace as a signal would: windows() stops within one period."""
+        """End the trace as a signal would: windows() begins to detach the programs within one period."""
         self._stopped = True
 
     def _on_signal(self, number: int, _: object) -> None:
@@ -262,7 +262,7 @@ class Session:
             print(f"{self.title}: {len(missing):,} hooks in all could not be attached", file=sys.stderr)
 
     def _open_new_processes(self) -> BlockedProcesses | None:
-        """Reader of announced processes; None without stacks, or if the kernel refuses the ring buffer."""
+        """The reader of announced processes; None without stacks, or if the ring buffer cannot be read."""
         fd = self.fds.get(BLOCKED_PROCESSES)
         if fd is None or not self._has_stacks:
             return None
@@ -281,8 +281,8 @@ class Session:
         return [(self.map(name), numbers) for name, numbers in ids.items() if name in self.fds and numbers]
 
     def _forget_ended(self) -> None:
-        """Have the programs forget the ids of processes and threads that have ended, since others may get
-        them."""
+        """Have the programs forget the ids of processes and threads that have ended, since new ones may get
+        the same ids."""
         for name, ids in self._lifetimes.take_ended().items():
             if name in self.fds:
                 self.map(name).delete(np.array(ids, np.uint32))
@@ -345,7 +345,7 @@ class Progress:
             print(text, file=self._lines, flush=True)
 
     def show_counts(self, elapsed: float, events: int, lost: int) -> None:
-        """Replace the line by the seconds and the events so far."""
+        """Replace the progress line by the seconds, events and lost events so far."""
         self._next = time.monotonic() + PROGRESS_SECONDS
         self.show_text(f"{elapsed:.0f} s, {events:,} events, {lost:,} lost; Ctrl-C ends")
 
@@ -396,7 +396,10 @@ class Lifetimes:
 
 
 def _open_process(tgid: int, opened: contextlib.ExitStack) -> int:
-    """Open a pidfd, which becomes readable when the process ends; `opened` closes it."""
+    """Open a pidfd, which becomes readable when the process ends; `opened` closes it.
+
+    Raises UsageError if there is no process with this id.
+    """
     try:
         fd = os.pidfd_open(tgid)
     except OSError as error:

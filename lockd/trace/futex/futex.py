@@ -54,7 +54,7 @@ TITLE = "lockd trace futex"
 TABLE_ROWS = 40
 ENTRIES = 16384
 OTHER_MAPS = ("steps",)
-"""Maps that are not hash maps."""
+"""The maps of this tool that are not hash maps."""
 
 
 @dataclass

@@ -25,7 +25,7 @@ FORMAT = CsvFormat(
 
 @dataclass
 class Held:
-    """The sums over the releases of a lock by one stack, or over the waits for it that no release ended."""
+    """The sums over the releases of a lock at one stack, or over the waits for it that no release ended."""
 
     releases: int = 0
     """The number of releases that woke a thread, or of waits that no release ended."""
@@ -113,7 +113,7 @@ def as_csv(rows: Iterable[HolderRow]) -> Iterator[str]:
 
 
 def read(path: Path) -> list[HolderRow]:
-    """Read the CSV. `-` is standard input.
+    """Read a CSV file of holders. `-` is standard input.
 
     Raises UsageError that names the file, the line, the column and the rule.
     """

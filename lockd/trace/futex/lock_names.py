@@ -17,8 +17,8 @@ MOST_UNCAPTURED = 10_000
 them. Further such locks have no name."""
 
 MOST_CAPTURED = 4096
-"""The most captures that wait to be examined, of up to 18 KiB each. Further ones are dropped: the programs
-capture a thread again that blocks on the lock 10 seconds later."""
+"""The most captures that wait to be examined, of up to 18 KiB each. Further ones are dropped. If a thread
+blocks on such a lock more than 10 seconds later, the programs make a new capture."""
 
 Lock = tuple[int, int, str]
 """The process and the address of a lock, and the kind that the arguments of its futex calls suggest. The kind

@@ -1,6 +1,6 @@
 """Rows of futex calls: the result of `lockd trace futex`, its CSV and JSON files, and the reader of the CSV.
 
-The CSV has the columns of locktrace (docs/trace/futex.md). Its read_file() and parse() also read the CSV of
+The CSV has the columns of locktrace (docs/trace/futex.md). read_file() and parse() also serve for the CSV of
 holders (holders.py).
 """
 
@@ -167,8 +167,8 @@ def _standard_input() -> TextIO:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a CSV file. Its methods raise UsageError that names the file, the line, the column and the
-    rule."""
+    """A line of a CSV file. number() and address() raise UsageError that names the file, the line, the column
+    and the rule."""
 
     where: str
     """The file and the number of the line, as messages name it."""

@@ -129,7 +129,7 @@ def _check(args: argparse.Namespace) -> Grouping[Any]:
 
 
 def _waits(args: argparse.Namespace) -> list[LockRow]:
-    """The futex calls of the file, or of a trace that is made now."""
+    """The futex calls that FILE lists, or those of a trace that is made now."""
     if args.live is not None:
         return futex.trace_calls(TITLE, args, args.live or None, with_names=True, with_holders=False).rows
     rows = lock_rows.read(args.file)

@@ -25,7 +25,7 @@ DEFAULT_COLUMNS = ("blocked.sum", "blocked.count", "blocked.avg", "blocked.max",
 NAMELESS = re.compile(r"(.+)\+0x[0-9a-f]+")
 """What a stack shows for a function without a name: the object file, and the offset in it."""
 SHOWN_FRAMES = 4
-"""Functions of each stack that are shown in a table."""
+"""The most functions of each stack that are shown in a table."""
 
 
 class Row(Protocol):

@@ -214,7 +214,7 @@ class LockTrace:
         self._began = time.time()
 
     def _report_mode(self) -> bool:
-        """Print the mode on standard error. Returns whether holds are measured."""
+        """Print the mode, all or contention, on standard error. Returns whether holds are measured."""
         holds = next((part for part in self._session.manifest.chosen if part.what == "holds"), None)
         if holds and holds.mechanism:
             description = f"all: every access, by {holds.mechanism}"
@@ -244,7 +244,7 @@ class LockTrace:
         yield "".join(records.rest())
 
     def tables(self) -> Iterator[str]:
-        """The tables of each interval, if --interval is given, and those of the rest at the end."""
+        """The tables of each interval, if --interval is given, and at the end those of the remaining time."""
         intervals = output.Intervals(self._args.interval)
         recent = Sums()
         for rows in self.windows():
@@ -291,7 +291,7 @@ class LockTrace:
         return Profile(TITLE, tuple(VALUES[n] for n in order), measured, self._began, self._session.elapsed)
 
     def _select(self, rows: Columns) -> Columns:
-        """Return the rows that the options select. Add them to the totals that are needed."""
+        """Return the rows that the options select. Count their events; for a profile, add them to `_sums`."""
         args = self._args
         # Before Linux 5.17 (06c5088aeedd), bytes of an older name follow the NUL that ends a comm.
         rows["comm"] = [comm.partition(b"\0")[0] for comm in rows["comm"].tolist()]

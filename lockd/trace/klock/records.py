@@ -20,7 +20,7 @@ KEY = ("period", "tid", "lock", "type")
 
 
 class Records:
-    """Writes lines `s,comm,P<pid>_T<tid>,type,0xaddress,start_ns,wait_sum_ns,accesses,stack`.
+    """Makes lines `s,comm,P<pid>_T<tid>,type,0xaddress,start_ns,wait_sum_ns,accesses,stack`.
 
     A line `t,stack,function+0xoffset,...` comes before the first use of each stack. start_ns is the time on
     CLOCK_MONOTONIC when the period began, a multiple of the period's length. A comm that contains a comma is
@@ -36,9 +36,10 @@ class Records:
         self._pending = np.zeros(0, ROW)
 
     def add(self, rows: Columns, settled_ns: int) -> Iterator[str]:
-        """The lines of all periods that ended before `settled_ns`.
+        """Add rows. Returns the lines of all periods that ended by `settled_ns` (ns of CLOCK_MONOTONIC).
 
-        All rows of these periods must have been added.
+        All rows of these periods must have been added, except for unfinished holds: these have the period in
+        which they began, of which lines may have been returned already.
         """
         rows = structs.concatenate([self._pending, rows])
         is_over = (rows["period"] + 1) * self._period_ns <= settled_ns

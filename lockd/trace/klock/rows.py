@@ -203,7 +203,7 @@ class Accesses:
         """The number of accesses of each row.
 
         The rows must be sorted by period, with one row for each combination of period, lock, thread and type.
-        The periods of a call must be later than those of the previous call.
+        The periods of a call must be later than those of the previous call, except for unfinished holds.
         """
         waits: npt.NDArray[np.int64] = rows["waits"] + rows["waiting"]
         if not self._has_acquisitions:
@@ -239,7 +239,10 @@ class Names:
         return self._stacks.names.kernel_places(self._stacks.kernel_addresses(stack)) or (NO_STACK,)
 
     def callers(self, stack: int) -> tuple[str, ...]:
-        """The functions of a stack without those on top that implement the lock, or only NO_STACK."""
+        """The functions of a stack from the first one that is no locking code, or only NO_STACK.
+
+        These are all functions if all are locking code.
+        """
         if stack not in self._callers:
             addresses = self._stacks.kernel_addresses(stack)
             self._callers[stack] = self._stacks.names.kernel_places(addresses, True) or (NO_STACK,)

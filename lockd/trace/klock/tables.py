@@ -136,7 +136,7 @@ def _format(line: Line, side: Side, layout: Layout) -> Iterator[str]:
 
 
 def duration(ns: float) -> str:
-    """A time in the largest unit in which it is at least 1, with one decimal, such as `1.2 ms`."""
+    """A time in the largest unit in which it is at least 1, such as `1.2 ms`, or in whole nanoseconds."""
     for size, unit in UNITS:
         if ns >= size:
             return f"{ns / size:.1f} {unit}"

@@ -27,7 +27,7 @@ WHOLE_STACK = 1 << 16
 """A depth that no stack exceeds."""
 FORMATS = ("hist", "table", "json", "csv", "folded", "pprof")
 HOLDS = 65536
-"""The largest number of mutexes that can be traced while they are held at the same time."""
+"""The largest number of mutexes, held at the same time, whose holds can be measured."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -61,7 +61,7 @@ class Library:
 
 
 def part(pids: tuple[int, ...], with_holds: bool) -> Part:
-    """The probes for these processes. With `with_holds` they include those for releases.
+    """The probes for these processes. With `with_holds` these include releases and waits for conditions.
 
     Raises HostError for a process without mutex functions, and UsageError for one that does not exist.
     """

@@ -102,9 +102,9 @@ def trace(
 ) -> Iterator[tuple[Session, Profile, dict[Place, Times]]]:
     """Trace threads off the CPU until the trace ends.
 
-    Yields the session, a profile without samples, and the absences. The caller calls report() of the session.
-    `defines` and `maps` are as in load.settings.Trace. Raises UsageError and HostError as Session does,
-    and UsageError for options that exclude everything.
+    Yields the session, a profile without samples, and the sums of absences by Place. The caller calls
+    report() of the session. `defines` and `maps` are as in load.settings.Trace. Raises UsageError and
+    HostError as Session does, and UsageError for options that exclude everything.
     """
     _check(args)
     args.min_block_ns = args.min_block_time * NS_PER_US
@@ -188,7 +188,7 @@ def join_stacks(user: Names, kernel: Names, delimiter: Mark, args: argparse.Name
     The options -U and -K leave out one of the parts; -d puts the delimiter between them.
     """
     kernel = () if args.user_stacks_only else kernel
-    user = () if args.kernel_stacks_only else user  # waits from before the trace have one even with -K
+    user = () if args.kernel_stacks_only else user  # older waits have a user part even with -K
     between = (delimiter,) if args.delimited and user and kernel else ()
     return (*reversed(user), *between, *reversed(kernel))
 
@@ -196,7 +196,8 @@ def join_stacks(user: Names, kernel: Names, delimiter: Mark, args: argparse.Name
 def innermost_waiting(sample: Sample) -> Sequence[str]:
     """The functions of a sample for a table, innermost first.
 
-    These are functions of user space. If there are none, they are all but those of the scheduler.
+    They are functions of user space or, if there are none, any frames but functions of the scheduler. At most
+    TABLE_FRAMES are returned.
     """
     user = [frame for frame in sample.frames if frame_kind(frame) == "user"]
     shown = user or [frame for frame in sample.frames if not is_scheduling(frame)]

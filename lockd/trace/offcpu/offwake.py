@@ -40,9 +40,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sample(place: Place, times: Times, args: argparse.Namespace) -> Sample:
-    """A sample whose frames are the stack of the thread that waits, BETWEEN, and the waker's stack reversed.
+    """A sample whose frames are the stack of the thread that waits, BETWEEN, the waker's stack and its name.
 
-    So the function that waits and the function that wakes it are next to BETWEEN.
+    The waker's stack is reversed. So the functions in which one thread waits and the other wakes it are next
+    to BETWEEN. Without a waker, one frame says why there is none.
     """
     labels, waker = labels_of(place), place.waker
     target = join_stacks(place.user, place.kernel, Mark("-"), args)
@@ -68,9 +69,9 @@ def _split(sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _both_stacks(sample: Sample) -> list[str]:
-    """The text of a sample's stacks for a table: `WAITING <- WAKING`.
+    """The text `WAITING <- WAKING` for both stacks of a sample, as the only element of a list.
 
-    WAKING is the waker's name if it has no stack.
+    WAKING is the waker's name if no stack of the waker is known.
     """
     target, waker = (
         innermost_waiting(Sample(sample.comm, sample.pid, sample.tid, frames, ()))
@@ -80,7 +81,8 @@ def _both_stacks(sample: Sample) -> list[str]:
 
 
 def _blocks(profile: Profile) -> Iterator[str]:
-    """Lines of the format `stacks`: the waker, its stack, the stack that waits, its thread, and the time."""
+    """Lines of the format `stacks`: the waker, its stack, the stack of the thread that waits, that thread,
+    and the time in microseconds."""
     for sample in profile.sorted():
         target, waker = _split(sample)
         waker_tid = sample.labels.get("waker_tid", "")

@@ -42,7 +42,7 @@ FILE_KINDS = (
 
 @dataclass(frozen=True)
 class ThreadState:
-    """The state of a thread. If it is equal at two times, the thread did not run between them."""
+    """The state of a thread. A blocked thread with equal states at two times did not run between them."""
 
     letter: str
     """A letter of proc_pid_stat(5)."""
@@ -84,14 +84,17 @@ class OlderWaits:
         self._state_mask = state_mask
         self._only_users, self._only_kernel = only_users, only_kernel
         self._numbers: set[int] = set()
-        """Stack numbers of the waits that were entered."""
+        """Stack numbers of waits that began before the trace."""
 
     def has_stack(self, number: int) -> bool:
         """Whether a stack number belongs to a wait that began before the trace."""
         return number in self._numbers
 
     def enter(self, pids: tuple[int, ...], tids: tuple[int, ...]) -> None:
-        """Enter the waits of these processes and threads, except those that a program has already entered."""
+        """Enter the waits of these processes and threads into the programs' map of threads.
+
+        A thread that a program has already entered is left as it is.
+        """
         for tid in _threads(pids, tids):
             thread = blocked_thread(tid)
             if thread and self._is_wanted(thread) and self._enter(thread):
@@ -135,7 +138,7 @@ class OlderWaits:
         entry["stacks"]["user"] = entry["stacks"]["kernel"] = number
         key = np.array([thread.tid], table.key)
         is_entered = table.insert(key, entry)
-        if not is_entered and not table.lookup(key)["tgid"]:  # every entry of a program has a process
+        if not is_entered and not table.lookup(key)["tgid"]:  # 0 without an entry: then the map is full
             self._session.own_losses[OLDER_WAITS_LOST] += 1
         return is_entered
 

@@ -57,7 +57,7 @@ _kept: dict[tuple[int, int], int] = {}
 
 
 def _keep(descriptor: int) -> int:
-    """The descriptor in `_kept` of the file of `descriptor`. If they differ, `descriptor` is closed."""
+    """The descriptor in `_kept` for the same file. If that is another descriptor, `descriptor` is closed."""
     about = os.fstat(descriptor)
     kept = _kept.setdefault((about.st_dev, about.st_ino), descriptor)
     if kept != descriptor:
@@ -70,8 +70,9 @@ def find_binaries(name: str, pids: tuple[int, ...]) -> list[Binary]:
     of this host.
 
     `name` is a path, the name of a file, the short name of a library (`c`) or a program on PATH. With `pids`
-    it can also be a shell pattern. Raises UsageError if there is no such file or process, HostError if a file
-    cannot be read.
+    it can also be a shell pattern. Raises UsageError if there is no such file or process, or if a file that
+    no process has mapped cannot be read. Raises HostError if the mappings of a process, or a file that it has
+    mapped, cannot be read.
     """
     if not pids:
         return _find_on_host(name)

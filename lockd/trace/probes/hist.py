@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 def comparison(text: str, tracepoint: Tracepoint) -> tuple[Field, int, int]:
     """Parse the value of a --filter. Returns field, position of the operator in COMPARISONS, and number.
 
-    Raises UsageError.
+    Raises UsageError if the text is invalid or the field cannot be compared with the number.
     """
     parts = re.fullmatch(r"\s*(\w+)\s*([=!<>]+)\s*(-?\w+)\s*", text)
     if not parts or parts[2] not in COMPARISONS:
@@ -154,5 +154,5 @@ def _add(groups: Groups, entries: Entries, tracepoint: Tracepoint, value: Field,
 
 
 def result_name(value: int) -> int | str:
-    """The return value of a system call; the name of the error if it is one."""
+    """The return value of a system call, or the name of the error if the value means an error."""
     return ERRORS.get(-value, value) if -MOST_ERRNO <= value < 0 else value

@@ -132,7 +132,10 @@ class Latencies:
         return self.groups.add(columns, rows)
 
     def add_ongoing(self, calls: Entries, now_ns: int) -> int:
-        """Add calls that have not returned, including calls of stopped processes. Returns their number."""
+        """Add calls that have not returned, including calls of stopped processes. Returns their number.
+
+        `calls` are the entries of the map latency_calls, and `now_ns` is the end of the trace.
+        """
         ids, entries = calls
         times_ns = now_ns - entries["since"].astype("i8")
         wanted = (entries["since"] > 0) & (times_ns >= self._shortest)
@@ -167,7 +170,7 @@ def _comm(pid: int) -> str:
 
 
 def _system_calls(names: str) -> Trace:
-    """The programs and hooks for the system calls that the user named. Raises UsageError."""
+    """The programs and hooks for the system calls `names`. Raises UsageError if one cannot be measured."""
     numbers = {name: number for number, name in system_calls.names().items()}
     hooks = [
         Candidate("trace", "on_thread_exit", "raw_tracepoint", "sched_process_exit"),
@@ -197,7 +200,7 @@ def _system_calls(names: str) -> Trace:
 
 
 def _tracefs_name(tracefs: Path, name: str, numbers: dict[str, int]) -> str:
-    """The name of a system call in tracefs. Raises UsageError with the nearest names."""
+    """The name of a system call in tracefs. Raises UsageError if it is unknown or cannot be measured."""
     if name in NEVER_RETURN:
         raise UsageError(f"{name}: never returns, so its duration cannot be measured")
     if name == RESTARTED:
@@ -214,7 +217,10 @@ def _tracefs_name(tracefs: Path, name: str, numbers: dict[str, int]) -> str:
 
 
 def _tracepoints(names: str) -> Trace:
-    """The programs and hooks for the tracepoints CATEGORY:BEGIN,END. Raises UsageError."""
+    """The programs and hooks for the tracepoints CATEGORY:BEGIN,END.
+
+    Raises UsageError for other texts and unknown tracepoints, HostError if tracefs cannot be read.
+    """
     begin, comma, end = names.partition(",")
     if not comma:
         raise UsageError(f"{names}: rule: CATEGORY:BEGIN,END, two tracepoints")

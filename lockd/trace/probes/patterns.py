@@ -33,7 +33,7 @@ KERNEL, USER, TRACEPOINT = "kernel function", "user function", "tracepoint"
 """The kinds of patterns, as messages name them."""
 MECHANISMS = {KERNEL: ("kprobe", "fentry"), USER: ("uprobe",), TRACEPOINT: ("tracepoint",)}
 NEAREST = 3
-"""Names that a message suggests if no name matches."""
+"""The most names that a message suggests if no name matches."""
 COMPARED = 20_000
 """The most names that are compared with the user's to suggest similar ones. Each takes some 10 us."""
 BEGINS_ALIKE = 3
@@ -96,7 +96,8 @@ class Pattern:
 def parse(text: str, is_regex: bool = False) -> Pattern:
     """Parse `FUNCTION` (of the kernel), `OBJECT:FUNCTION` (of a program or library) or `t:CATEGORY:EVENT`.
 
-    The first two may begin with `p:`, as in `p::FUNCTION`. Raises UsageError.
+    The first two may begin with `p:`, as in `p::FUNCTION`. Raises UsageError for an invalid pattern, and
+    for one of USDT probes (`u:`).
     """
     if text.startswith("u:"):
         raise UsageError(
@@ -143,7 +144,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Probes:
-    """The places that a pattern matches. resolve() returns at least one."""
+    """The places that a pattern matches. A result of resolve() has at least one place."""
 
     pattern: Pattern
     places: tuple[Place, ...]

@@ -59,12 +59,12 @@ BY_KERNEL = (-2, -4, -5, -7)
 """Negative codes that the kernel uses itself, or reserves for itself: for timers, USB devices, files, and
 threads that end because another one executes a program."""
 RESULTS = ("delivered", "ignored", "already pending", "queue full", "delivered without info")
-"""Names for the results of the tracepoint, an enum in the kernel's include/trace/events/signal.h.
+"""Names for the results of the tracepoint signal_generate, an enum in the kernel's trace/events/signal.h.
 
 A delivered signal is pending as long as the receiver blocks it.
 """
 NEAREST = 3
-"""Names that a message suggests for a signal that does not exist."""
+"""The most names that a message suggests for a signal that does not exist."""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,10 @@ def settings_of(args: argparse.Namespace, probes: Probes) -> LoadSettings:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Set `args.duration` from either option. Raises UsageError for options that contradict each other."""
+    """Set `args.duration` to the value of -D if -D is given.
+
+    Raises UsageError for options that contradict each other.
+    """
     if args.long_duration and args.duration:
         raise UsageError("-D/--duration: the duration is given twice")
     args.duration = args.duration or args.long_duration
@@ -98,7 +101,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 class _Counts:
-    """Counts by process and stack since they were last written."""
+    """Numbers of events by process and stack, counted since the last call of write()."""
 
     def __init__(self, args: argparse.Namespace, stacks: CallStacks) -> None:
         self._args = args
@@ -169,7 +172,7 @@ def write(args: argparse.Namespace, profile: Profile, is_more: bool = False) -> 
 
 
 def _multiline(is_per_process: bool, profile: Profile) -> Iterator[str]:
-    """Each stack with the innermost function first, then the process with `is_per_process`, then the count.
+    """Each stack with the innermost function first, then the process if `is_per_process`, then the count.
 
     The kernel's functions come before those of user space.
     """

@@ -21,7 +21,7 @@ ARGUMENTS = {
 }
 """Bytes and signedness of the arguments of system calls, by C type. In records each has eight bytes."""
 NEAREST = 5
-"""Names that a message suggests for a tracepoint that does not exist."""
+"""The most names that a message suggests for a tracepoint that does not exist."""
 
 
 @dataclass(frozen=True)
