@@ -117,7 +117,7 @@ class Index:
     def add(self, keys: Hashes, values: Rows, places: Rows | None = None) -> None:
         """Add distinct keys that are not in the index, with their numbers `values`.
 
-        `places` are their places from find_with_places(), if nothing has been added since that call.
+        `places` are their places from find_with_places(), if at most remove() has been called since then.
         """
         self._count += len(keys)
         if 2 * (self._count + self._removed) > len(self._values):
@@ -164,7 +164,7 @@ class Index:
         self._mask = count - 1
 
     def _places(self, keys: Hashes) -> Rows:
-        """Return the place of each key; for a missing key, the first empty place of its search."""
+        """Return the place of each key; for a missing key, the first never used place of its search."""
         places = keys.view(np.int64) & self._mask
         open_ = self._unresolved(keys, places)
         if len(open_):

@@ -92,7 +92,7 @@ class Table:
         self.drop(idle)
 
     def _take_free(self, count: int) -> Rows:
-        """Mark `count` free rows as used and return them; grow the columns if there are too few."""
+        """Mark `count` free rows as used and return their numbers; grow the columns if there are too few."""
         free = np.flatnonzero(~self.used)
         if len(free) < count:
             # The columns double, but have no more rows than the capacity.

@@ -1,4 +1,5 @@
-"""The type information (BTF) of the running kernel: offsets of members, arguments of tracepoints, helpers."""
+"""The type information (BTF) of the running kernel: offsets of struct members, numbers of arguments, and the
+BPF helpers that it has."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class _EnumValue(ctypes.Structure):
 class KernelTypes:
     """The kernel's type information (CONFIG_DEBUG_INFO_BTF), read by libbpf and kept until the process ends.
 
-    Raises HostError if the kernel has none, LockdError if it cannot be read for another reason.
+    Raises HostError if the kernel has none or libbpf is not installed, LockdError if it cannot be read for
+    another reason.
     """
 
     def __init__(self) -> None:
@@ -95,7 +97,7 @@ class KernelTypes:
         return self._type(self._type(function).size_or_type).members
 
     def has_helper(self, name: str) -> bool:
-        """Whether the kernel has the BPF helper `name`, for which it has an enumerator BPF_FUNC_name."""
+        """Whether the kernel has the BPF helper `name`: `enum bpf_func_id` has BPF_FUNC_ with this name."""
         index = self._lib.btf__find_by_name_kind(self._btf, b"bpf_func_id", BTF_KIND_ENUM)
         if index < 0:
             return False
@@ -104,7 +106,10 @@ class KernelTypes:
         return any(self._name(value.name_off) == f"BPF_FUNC_{name}" for value in values)
 
     def _member(self, index: int, name: str) -> tuple[int, int] | None:
-        """Return the offset in bits and the type of a struct's member `name`; None if there is none."""
+        """Return the offset in bits of the member `name`, and the BTF id of its type; None if there is none.
+
+        `index` is the BTF id of the struct or union.
+        """
         index = self._lib.btf__resolve_type(self._btf, index)
         kind = self._type(index)
         address = self._address(index) + ctypes.sizeof(_Type)

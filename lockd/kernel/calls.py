@@ -140,8 +140,8 @@ def bpf(command: int, attr: ctypes.Structure) -> int:
 def perf_event_open(attr: PerfEventAttr, pid: int = 0) -> int:
     """Open an event of one process, or of all processes if `pid` is 0; return a descriptor as bpf() does.
 
-    A program attached to the event is called on every CPU, not only on the first, and for every thread of the
-    process.
+    An event of all processes is opened on CPU 0, but a program attached to it is called on every CPU. A
+    program attached to an event of one process is called for every thread of the process.
     """
     attr.size = ctypes.sizeof(attr)
     pid, cpu = (pid, -1) if pid else (-1, 0)
@@ -155,7 +155,7 @@ def _lift_memlock() -> None:
     Before 5.11 (97306be45fbe and others) the BPF objects of all processes of a user count as locked memory.
     """
     unlimited = resource.RLIM_INFINITY
-    with contextlib.suppress(ValueError, OSError):  # a call that exceeds the limit fails with an error
+    with contextlib.suppress(ValueError, OSError):  # then a BPF call that exceeds the limit fails
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (unlimited, unlimited))
 
 

@@ -36,7 +36,7 @@ class PerCpuCounters:
         self._lib = libbpf()
 
     def read(self) -> npt.NDArray[np.int64]:
-        """Return each counter, summed over the CPUs, and at most MOST. Raises LockdError."""
+        """Return the total of each counter over all CPUs, at most MOST. Raises LockdError."""
         totals = np.zeros(self._entries, np.int64)
         for index in range(self._entries):
             key = ctypes.c_uint32(index)
@@ -88,7 +88,7 @@ class Losses:
 
 
 def program_info(fd: int) -> npt.NDArray[np.int64]:
-    """Return the run time (ns), the runs and the missed runs of a program since it was loaded.
+    """Return the run time (ns), the number of runs and that of missed runs of a program since it was loaded.
 
     A value that the kernel does not count is 0. All three are 0 if the kernel refuses to tell them.
     """

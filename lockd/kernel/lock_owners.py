@@ -28,7 +28,7 @@ class TestRunOpts(ctypes.Structure):
 
 
 class KernelOwners:
-    """Owners of mutexes, rt_mutexes and rwsems held for writing. The kernel records no other owners.
+    """Owners of mutexes, rt_mutexes and rwsems held for writing. No owners of other locks are known.
 
     `fd` is the descriptor of the program, or -1. No owner is known without the program, or if the kernel does
     not run it for this process (before 5.19 that takes CAP_BPF).
@@ -51,7 +51,7 @@ class KernelOwners:
 
     @property
     def is_available(self) -> bool:
-        """Whether owners can be read; False from the first refusal on."""
+        """Whether owners can be read: there is the program, and the kernel has never refused to run it."""
         return self._fd >= 0
 
     def owner(self, address: int, waiter: int) -> int:

@@ -12,7 +12,7 @@ Layout = dict[str, Any]
 
 @dataclass(frozen=True)
 class Hook:
-    """A place in the kernel, or in a program, from which lockd wants a BPF program to be called."""
+    """A place in the kernel, or in an executable file, from which lockd wants a BPF program to be called."""
 
     program: str
     hook: str
@@ -28,9 +28,10 @@ class Chosen:
 
     program: str
     what: str
-    """The part: `calls`, `switches`, `waits`, `holds` or `holders`."""
+    """The part: `calls`, `switches`, `waits`, `holds` or `holders`. One-shot tools have other parts too."""
     mechanism: str
-    """`tracepoint`, `fentry` or `kprobe`; empty if this host cannot do the part."""
+    """`tracepoint`, `fentry` or `kprobe`, in one-shot tools also `uprobe`. Empty if this host cannot do the
+    part by a mechanism that the configuration allows."""
     instead_of: str
     """Why preferred mechanisms were not chosen, for people to read; empty if none was preferred."""
 

@@ -35,7 +35,7 @@ class HashMap:
         self.key, self.value = structs.struct_dtype(info.key), structs.struct_dtype(info.value)
         self._key_bytes, self._value_bytes = self.key.itemsize, self.value.itemsize
         self._lib = libbpf()
-        # These objects are made once: one takes a microsecond or two to make, and a whole tick some hundred.
+        # These objects are made once: to make one takes 1 or 2 microseconds, and a whole tick takes some 100.
         self._token, self._count = (ctypes.c_char * 16)(), ctypes.c_uint32()
         self._count_pointer = ctypes.byref(self._count)
 

@@ -100,8 +100,8 @@ class Control:
     def set_wait_per_capture(self, wait: int) -> None:
         """Set the wait per capture, in units of 1024 ns (lockd/bpf/daemon/wait_samples.bpf.c).
 
-        A thread that usually waits off the CPU for so long is always captured; others in proportion to their
-        usual wait. With 0 no thread is captured.
+        A thread that usually waits off the CPU for so long or longer is always captured, and another one with
+        a chance in proportion to its usual wait. With 0 no thread is captured.
         """
         self._set("wait_per_capture", wait)
 
@@ -124,7 +124,7 @@ class Control:
 
 
 class Written:
-    """The map `written`, in which programs mark what they write with the number of the window.
+    """The map `written`, in which programs mark what they write. A mark is the number of the current window.
 
     `words` are its elements, `members` the members of enum written (lockd/bpf/include/common.bpf.h). A
     program makes a mark before it adds an entry. After the grace period, the marks of a window that has ended
@@ -170,8 +170,8 @@ class GracePeriod:
 
     Programs run inside RCU read-side sections, and membarrier's global command waits for all of these. The
     sampler's loop of 50 ms cannot wait itself: the command takes 5 to 20 ms, and a second on a host that
-    forks a lot. No program runs for more than microseconds, so that a wait of LONGEST_PROGRAM replaces the
-    command where it takes longer or is missing.
+    forks a lot. A program that is not preempted runs for microseconds, so that a wait of LONGEST_PROGRAM
+    replaces the command where it takes longer or is missing.
     """
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ class Pairs:
         return self._grace.has_ended
 
     def idle(self, name: str) -> HashMap:
-        """Return the map of a pair that the programs do not write to."""
+        """Return the idle map of the pair `name`: the one that the programs do not write."""
         return self.pairs[name][1 - self.control.window]
 
     def drain(self) -> Iterator[tuple[str, Entries]]:

@@ -23,8 +23,8 @@ class Ring:
 class RingReader:
     """The only reader of a ring. It needs no privilege. Raises OSError if the kernel refuses the mappings.
 
-    On arm64 nothing orders the loads. A record that is read while it is written may still have the content
-    of an older record.
+    On arm64 nothing orders the loads of the writer's position, of a record's header and of its data. A record
+    that has just been written may be read with the content of an older record.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -47,7 +47,7 @@ class RingReader:
     def records(self) -> Iterator[memoryview]:
         """Yield each record written since the last call.
 
-        Its memory is valid until the next one is yielded.
+        The memory of a record is valid until the next record is asked for.
         """
         position = self._consumer_position[0]
         while position != self._producer_position[0]:

@@ -21,7 +21,8 @@ BPF_TABLE("lru_hash", u32, struct cpython, cpythons, CPYTHONS_ENTRIES);
 /* By thread id, the address of the thread's state in the memory of its process. */
 BPF_TABLE("lru_hash", u32, u64, python_threads, PYTHON_THREADS_ENTRIES);
 
-/* Whether the state at the address `state` is that of the current thread, which has this thread pointer. */
+/* Whether the Python thread state at the address `state` is that of the current thread, which has this thread
+ * pointer. */
 static __always_inline bool is_own_state(struct cpython *vm, u64 state, u64 thread_pointer)
 {
     u64 id = user_word(state + vm->thread_id);
@@ -29,8 +30,8 @@ static __always_inline bool is_own_state(struct cpython *vm, u64 state, u64 thre
     return id && thread_pointer - id < PYTHON_THREAD_BYTES;
 }
 
-/* Return the address of the current thread's state in the memory of its process, or 0 if that is not known.
- * It is known once this was called while the thread was the last one that got the GIL. */
+/* Return the address of the current thread's Python thread state, or 0 if it is not known. It becomes known
+ * when this function is called while the thread is the last one that got the GIL. */
 static __always_inline u64 python_state(struct cpython *vm, u64 thread_pointer)
 {
     u32 tid = bpf_get_current_pid_tgid();
@@ -46,7 +47,7 @@ static __always_inline u64 python_state(struct cpython *vm, u64 thread_pointer)
 }
 
 /* Fill `codes` with the addresses of the code objects of the current thread's functions, innermost first and
- * at most `most`. The rest of `codes` is 0. If the state of the thread is not known, all of it is 0. */
+ * at most `most`. The rest of `codes` is 0. If the thread's state is not known, all of `codes` is 0. */
 static __always_inline void read_python_functions(u64 thread_pointer, u64 *codes, u32 most)
 {
     u32 tgid = bpf_get_current_pid_tgid() >> 32;

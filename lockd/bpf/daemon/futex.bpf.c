@@ -140,9 +140,10 @@ static __always_inline bool is_being_killed(u64 task)
     return pending & (1 << (9 - 1)) || flags & PF_EXITING;
 }
 
-/* Raise the longest wait of an entry to a wait of `task`, which is 0 if the thread is not known. A wait in
- * which the thread is killed raises no maximum, because the thread did not get what it waited for. In the
- * one-shot tools it does raise the maximum, so that no maximum of a thread is below its mean. */
+/* Raise `max`, the longest wait of an entry, to `blocked`, a wait of `task`. If `task` is 0, the thread is
+ * not known. A wait in which the thread is killed raises no maximum, because the thread did not get what it
+ * waited for. In the one-shot tools it does raise the maximum, so that no maximum of a thread is below its
+ * mean. */
 static __always_inline void raise_blocked(u64 *max, u64 task, u64 blocked)
 {
 #ifndef TRACE

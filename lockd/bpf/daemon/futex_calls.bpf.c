@@ -2,7 +2,7 @@
 /* Mode calls of the futex program: every futex call, from its beginning to its end, whether it blocks or
  * not. */
 
-/* Equal calls of one thread that did not block. */
+/* Calls of one thread that did not block and differ only in their times. */
 struct tally {
     u64 uaddr;
     u32 tid;
@@ -336,8 +336,8 @@ static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, 
 #endif
 }
 
-/* Called at sched_switch: the thread is ending, or leaves the CPU in another system call. Its futex call
- * never reached its exit: the thread was killed in the call. */
+/* Called at sched_switch: the thread, whose entry is `t`, is ending, or leaves the CPU in no futex call. If
+ * the entry still has a futex call, this call never reached its exit: the thread was killed in it. */
 static __always_inline void futex_abandoned(struct thread *t, u64 now)
 {
     if (t->call.since && !t->call.restart) {

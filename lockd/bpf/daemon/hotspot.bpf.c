@@ -33,8 +33,8 @@ struct hotspot {
 
 BPF_TABLE("lru_hash", u32, struct hotspot, hotspots, HOTSPOTS_ENTRIES);
 
-/* Return the address of the JavaThread of the current thread, or 0 if it is no Java thread. What is read for
- * such a thread is not an object that points back to it. */
+/* Return the address of the JavaThread of the current thread, or 0 if it is no Java thread: then what is read
+ * as its java.lang.Thread does not point back to what is read as its JavaThread. */
 static __always_inline u64 java_thread(u64 thread_pointer, struct hotspot *vm)
 {
     u64 block = user_word(user_word(thread_pointer + 8) + vm->module);

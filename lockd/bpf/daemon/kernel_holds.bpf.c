@@ -292,8 +292,8 @@ BPF_TABLE("lru_hash", struct kernel_holding_key, u64, first_stacks, ENTRIES);
 #endif
 
 /* Return the number of the stack by which the current thread takes a lock. To walk a stack costs more than
- * everything else here. Without EVERY_STACK it is therefore the stack by which the thread took this lock
- * for the first time. */
+ * everything else here. Without EVERY_STACK the number is therefore that of the stack by which the thread
+ * took this lock for the first time. */
 static __always_inline u64 taking_stack(void *ctx, struct kernel_holding_key *at)
 {
 #ifdef EVERY_STACK
@@ -417,7 +417,8 @@ int lock_released(probed *ctx)
     return 0;
 }
 
-/* Attached to the entry of functions that take a lock. */
+/* Attached to the entry of functions that take a lock. With trampolines, only to mutex_lock_io(), see
+ * lock_taken_if_asked(). */
 int lock_asked(probed *ctx)
 {
     u64 began = run_begins();
@@ -455,7 +456,7 @@ int lock_taken_if_asked(probed *ctx)
 
 #else
 
-/* A wait has ended: the current thread has the lock (`got_it`), or gave up. */
+/* A wait for `lock` has ended: the current thread has the lock (`got_it`), or gave up. */
 static __always_inline void hold_settled(u64 lock, u64 now, bool got_it)
 {
     struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
@@ -472,7 +473,7 @@ static __always_inline void hold_settled(u64 lock, u64 now, bool got_it)
     }
 }
 
-/* The current thread waits for the semaphore that it asked for, so it is not one of its takers. */
+/* The current thread waits for the semaphore that it asked for: it is not one of the semaphore's takers. */
 static __always_inline void hold_waits(u64 lock)
 {
     replace_taker(lock, bpf_get_current_pid_tgid(), 0);
@@ -490,7 +491,7 @@ static __always_inline void hold_untimed(u64 lock)
 
 /* Attached to osq_unlock(), with which a thread ends spinning for an rwsem. No tracepoint shows this
  * spinning. If the thread got the lock by spinning, its hold begins now. Otherwise it goes on to wait. Where
- * no thread spins for rwsems, the function may be there for mutexes. */
+ * no thread spins for rwsems, osq_unlock() may be there for mutexes, and nothing is done here. */
 int lock_spun_for(probed *ctx)
 {
 #ifdef RWSEM_OSQ

@@ -26,7 +26,7 @@ static __always_inline u32 type_of(u32 flags)
     return flags & LCB_F_WRITE ? LOCK_RWSEM_WRITE : LOCK_SEMAPHORE;
 }
 
-/* Raw tracepoint contention_begin: lock, flags. */
+/* Raw tracepoint contention_begin. Arguments: lock, flags. */
 int on_contention_begin(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins();
@@ -66,7 +66,7 @@ static __always_inline void wait_ended(void *ctx, u64 lock, s32 result)
     count_wait(ctx, &at, wait, now);
 }
 
-/* Raw tracepoint contention_end: lock, result. */
+/* Raw tracepoint contention_end. Arguments: lock, result. */
 int on_contention_end(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins();

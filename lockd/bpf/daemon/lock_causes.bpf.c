@@ -51,7 +51,7 @@ struct hold_times {
     u64 known; /* while it was known which thread holds it */
     u64 ready; /* of `known`: while the holder had no CPU although it was ready to run */
     u64 blocked; /* of `known`: while the holder was blocked */
-    struct absence absence; /* one in which it was blocked, chosen at random in proportion to the times */
+    struct absence absence; /* one while the holder was blocked, chosen at random in proportion to times */
 };
 
 /* A hold of a lock while threads wait for the lock. */
@@ -246,8 +246,8 @@ static __always_inline void note_return(struct thread *t, u64 now, bool seen)
 
 /* The current thread, which was not followed, releases a lock at `now`. Threads have waited for the lock
  * since the time `since`, `waited` ns all together. Return in `times` what the current thread has done since
- * it last left its CPU, as its entry says. If `since` is less than SHORT_HOLD_NS ago, it counts as running
- * before it left its CPU. The number of waiters counts as constant. */
+ * it last left its CPU, as its entry says. If `since` is less than SHORT_HOLD_NS ago, the thread counts as
+ * running before it left its CPU. The number of waiters counts as constant. */
 static __always_inline void describe_unfollowed(struct hold_times *times, u64 since, u64 waited, u64 now)
 {
     u32 tid = bpf_get_current_pid_tgid();

@@ -3,8 +3,8 @@
  * it. */
 
 /* Arguments: the address of the lock, and the id of a thread that waits for it. Returns the thread id of the
- * owner, or 0. The program reads an address only while the thread waits for it, because then it is known to
- * be that of a lock. */
+ * owner, or 0. The program reads the memory at the address only while the thread waits there, because then
+ * the address is known to be that of a lock. */
 int read_owner(struct bpf_raw_tracepoint_args *ctx)
 {
     struct kernel_wait_key key = {.lock = ctx->args[0], .tid = ctx->args[1]};

@@ -79,7 +79,7 @@ static __always_inline u64 waited_since(struct lock_queue *queue)
 }
 
 /* The current thread, whose entry is `t`, leaves its CPU at `now` to wait for the lock `key`; `queued` (enum
- * queued) is what to note in its entry. Return the queue of the lock, or NULL if it is not counted. */
+ * queued) is what to note in its entry. Return the queue of the lock, or NULL if the wait is not counted. */
 static __always_inline struct lock_queue *join_queue(struct thread *t, u64 *key, u8 queued, u64 now)
 {
     if (restraint() >= RESTRAINT_STACKS)
@@ -103,8 +103,8 @@ static __always_inline struct lock_queue *join_queue(struct thread *t, u64 *key,
 }
 
 #ifdef WITH_CAUSES
-/* The thread `holder` holds the lock `key` of the process `tgid`, or of the kernel if that is 0, for which
- * the current thread begins to wait. */
+/* The thread `holder` holds the lock `key`, for which the current thread begins to wait at `now`. `tgid` is
+ * the process whose lock it is; 0: a lock of the kernel. */
 static __always_inline void note_holder(struct lock_queue *queue, u64 *key, u32 tgid, u32 holder, u64 now)
 {
     u64 waiting = queue->waiting;

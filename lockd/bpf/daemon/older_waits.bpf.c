@@ -70,7 +70,7 @@ static __always_inline u64 left_cpu(u64 task, u64 offset, u64 now)
 }
 #endif
 
-/* Describe what a thread waits for. Return whether the wait is of interest: a futex wait, or an
+/* Describe in `t` what a thread waits for. Return whether the wait is of interest: a futex wait, or an
  * uninterruptible wait. Threads in other waits wait for work. */
 static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, struct thread *t)
 {
@@ -118,7 +118,8 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
 #endif
 }
 
-/* Iterator over tasks: information about the iteration, and the task, which is NULL after the last one. */
+/* Called for every task by an iterator. Arguments: information about the iteration, and the task, which is
+ * NULL after the last one. */
 int enter_older_wait(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 task = ctx->args[1], now = bpf_ktime_get_ns();

@@ -282,7 +282,7 @@ static __always_inline void leave_its_queue(void *ctx, u64 task, u32 tid, struct
 #endif
 
 /* The absence of `task` from its CPU, which its entry `t` describes, ends at `now`. If the switch-in was not
- * `seen`, it ended earlier. */
+ * `seen`, the absence ended earlier. */
 static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 now, bool seen)
 {
 #ifdef WITH_CAUSES
@@ -344,7 +344,7 @@ static __always_inline bool is_futex_call(s16 nr)
 
 enum file_kind { FILE_OTHER, FILE_REGULAR, FILE_PIPE, FILE_SOCKET, FILE_DEVICE, FILE_EVENT };
 
-#define S_ANON_INODE (1 << 19) /* such an inode has the type of a regular file (6.16), before that none */
+#define S_ANON_INODE (1 << 19) /* since 6.16 such an inode has the type of a regular file, before none */
 
 /* Return the kind of the file whose descriptor is the first argument of the current thread's system call. */
 static __always_inline u8 file_kind(u64 task, struct pt_regs *registers)
@@ -625,8 +625,8 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
     }
 }
 
-/* Raw tracepoint sched_switch: preempt, prev, next and, since 5.18, the state of prev before a waker could
- * change it. */
+/* Raw tracepoint sched_switch. Arguments: preempt, prev, next and, since 5.18, the state of prev before a
+ * waker could change it. */
 int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins(), now = bpf_ktime_get_ns();
@@ -692,7 +692,7 @@ static __always_inline void woken(void *ctx, u64 task)
     t->woken_at = now;
 }
 
-/* Raw tracepoint sched_waking: the task that is being woken. The kernel calls it on the waker's CPU. */
+/* Raw tracepoint sched_waking. Argument: the task that is being woken. The waker's CPU calls it. */
 int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins();
@@ -702,7 +702,7 @@ int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 
-/* Raw tracepoint sched_process_exec: task, old_pid. A thread that is not the leader takes over the
+/* Raw tracepoint sched_process_exec. Arguments: task, old_pid. A thread that is not the leader takes over the
  * leader's id when it calls exec. Entries of the current window have the old name of the process. The window
  * therefore ends with the next tick, so that what happens from then on counts under the new name. */
 int on_sched_process_exec(struct bpf_raw_tracepoint_args *ctx)

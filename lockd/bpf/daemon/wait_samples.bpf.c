@@ -35,8 +35,8 @@ struct wait_record {
     u64 weight; /* of WAIT_ENDS, in ns */
     struct who who; /* the thread that waits */
     u32 tid; /* of that thread */
-    u32 waker; /* thread group that wakes it; 0: an interrupt on an idle CPU */
-    s16 nr; /* this and the next three: as in struct thread */
+    u32 waker; /* of WAIT_ENDS: thread group that wakes it; 0: an interrupt on an idle CPU */
+    s16 nr; /* of WAIT_ENDS; this and the next three members are as in struct thread */
     u8 state;
     u8 iowait;
     u8 detail;

@@ -24,7 +24,7 @@
 #define NR_COMPAT_FUTEX_TIME64 422 /* with a timeout of 64 bits (5.1) */
 #endif
 
-#define THREAD_BYTES 16384 /* THREAD_SIZE */
+#define THREAD_BYTES 16384 /* size of a kernel stack (THREAD_SIZE) */
 
 /* These numbers are the same on every architecture (since 5.1, 5.3, 5.16 and 6.7). */
 #define NR_PIDFD_SEND_SIGNAL 424
@@ -65,7 +65,7 @@ static __always_inline struct pt_regs *user_regs(void)
 }
 
 #if !defined(__TARGET_ARCH_arm64) && !defined(__aarch64__)
-struct saved_call { /* as in struct pt_regs */
+struct saved_call { /* one after another, as in struct pt_regs */
     u64 orig_ax, ip, cs;
 };
 
@@ -85,7 +85,8 @@ static __always_inline struct saved_call saved_call(struct pt_regs *registers)
 }
 #endif
 
-/* Return the number of the system call that a user thread is in, by its saved registers, or an NR_* value. */
+/* Return the number of the system call that a user thread is in, by its saved registers; or NR_NONE,
+ * NR_KERNEL or NR_COMPAT. */
 static __always_inline s16 syscall_of(struct pt_regs *registers)
 {
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
@@ -106,7 +107,7 @@ static __always_inline s16 syscall_of(struct pt_regs *registers)
 #endif
 }
 
-/* Return the number of the system call that the current thread is in, or an NR_* value. */
+/* Return the number of the system call that the current thread is in, or a negative NR_* value. */
 static __always_inline s16 current_syscall(void)
 {
     return syscall_of(user_regs());

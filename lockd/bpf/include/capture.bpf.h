@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Captures: registers and top of the user stack of a thread that blocks, to be unwound in user space. */
+/* Captures: registers and top of the user stack of the current thread, to be unwound in user space. */
 
 /* Most code has no frame pointers. Its callers are found by .eh_frame, from the registers and the stack. */
 #ifndef CAPTURE_BYTES
@@ -24,7 +24,7 @@ struct capture {
 BPF_ARRAY(no_capture, struct capture, 1);
 
 #ifdef HAVE_RETURN_INSTANCES
-#define RETURN_INSTANCES 4 /* at most so many functions in progress with a uretprobe are restored */
+#define RETURN_INSTANCES 4 /* at most so many return addresses are restored, from the innermost on */
 
 /* Restore return addresses in a capture of a stack that begins at `from`. A uretprobe replaces the return
  * address on the stack, so that no caller could be found. The kernel remembers the original. */
@@ -104,8 +104,8 @@ BPF_RINGBUF_OUTPUT(blocked_processes, 1); /* thread group ids, u32 */
 #endif
 
 /* Announce the process of the current thread to the namer, unless it was announced in the last
- * CAPTURED_AGAIN_NS. The current thread is being captured, so the namer will need the mappings of its
- * process. */
+ * CAPTURED_AGAIN_NS and has not called exec since. The current thread is being captured, so the namer will
+ * need the mappings of its process. */
 static __always_inline void tell_of_process(u64 task, u32 tgid, u64 now)
 {
 #ifdef TELLS_OF_PROCESSES

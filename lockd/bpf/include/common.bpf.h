@@ -109,7 +109,9 @@ struct call_stack_ids { /* numbers of stacks, see trace.bpf.h */
 
 /* A futex call in progress. */
 struct call {
-    u64 since; /* 0: no call. Not timed: NOT_TIMED or, in struct thread, the time of the first switch-out */
+    /* Time at which the call began; 0: no call. If it is not timed: NOT_TIMED or, in struct thread, the time
+     * of its first switch-out. */
+    u64 since;
     u64 uaddr;
     u32 tid;
     u8 guess; /* enum futex_kind as guessed from the arguments */
@@ -246,10 +248,10 @@ BPF_F_TABLE("array", u32, struct control, control, 1, MMAPABLE);
 #define AT_CONTROL 0x6c6f636b00000000
 #define CONTROL ((volatile struct control *)AT_CONTROL)
 /* Element 2 * W + M, with W of enum written and M the map of every pair (0 or 1), is the number of the last
- * window in which W was noted. A window's number never comes back, so nothing has to be cleared. Nothing is
- * written twice in a window. */
+ * window in which W was noted. A window's number comes back only after years, so nothing has to be cleared.
+ * No element is written twice in a window. */
 BPF_F_TABLE("array", u32, u32, written, 2 * WRITTENS, MMAPABLE);
-BPF_PERCPU_ARRAY(run_times, u64, 1); /* sum over one run in TIMED_RUNS, in ns */
+BPF_PERCPU_ARRAY(run_times, u64, 1); /* sum of the times of one run in TIMED_RUNS, in ns */
 BPF_PERCPU_ARRAY(losses, u64, LOSSES);
 /* By thread id. Keys have 8 bytes because the kernel compares such keys as one word, and shorter ones byte by
  * byte. */
@@ -455,8 +457,8 @@ static u64 (*const rdonly_cast)(u64 address, u32 type) = (void *)(KERNEL_FUNCTIO
 #define OWNER_FLAGS 7
 #define READERS_OWN 1 /* in an rwsem (RWSEM_READER_OWNED): the task is, or was, only its last reader */
 
-/* Return the address of the task that owns the kernel lock at the address `lock`, or 0 if the lock does not
- * store its owner. `type` is of enum lock_type. */
+/* Return the address of the task that owns the kernel lock at the address `lock`, or 0 if the lock stores
+ * none. `type` is of enum lock_type. */
 static __always_inline u64 owner_of(u64 lock, u32 type)
 {
     u64 owner = 0;
@@ -511,9 +513,9 @@ static __always_inline u8 slot_of(u64 ns)
 
     if (ns <= NS_PER_US)
         return 0;
-    /* 2^(9 + above) <= ns < 2^(10 + above), and 1000 * 2^i lies between 2^(9 + i) and 2^(10 + i). Without a
-     * division, which takes longer than the rest. Where 31 is the last slot or a later one, so many bits do.
-     */
+    /* 2^(9 + above) <= ns < 2^(10 + above), and 1000 * 2^i lies between 2^(9 + i) and 2^(10 + i). A division
+     * would take longer than the rest. Up to 32 slots, five bits of `above` are enough: a larger value
+     * becomes 31, which is not below the last slot. */
 #pragma unroll
     for (int power = SLOTS > 32 ? 5 : 4; power >= 0; power--) {
         u64 shift = is_above(rest, (1ULL << (1 << power)) - 1) << power;

@@ -6,7 +6,7 @@
  * has a scratch area for one, and a new stack is written directly into the map. */
 #define CALL_FRAMES 128
 #define CALL_STACK_NONE 0 /* not asked for, or the user stack of a kernel thread */
-#define CALL_STACK_LOST 1 /* there was no room for it */
+#define CALL_STACK_LOST 1 /* there was no room for it, or the scratch area was in use */
 
 struct call_stack {
     u64 frames[CALL_FRAMES]; /* innermost first, up to a 0 */
@@ -27,7 +27,7 @@ struct stack_scratch {
 
 BPF_PERCPU_ARRAY(stack_scratch, struct stack_scratch, 1);
 BPF_TABLE("lru_hash", u64, u8, kept_stacks,
-          KEPT_STACKS_ENTRIES); /* numbers of the stacks that the tool has received */
+          KEPT_STACKS_ENTRIES); /* numbers of the stacks that were stored, in any window */
 
 static __always_inline u64 mixed(u64 hash, u64 word)
 {
@@ -44,7 +44,7 @@ struct interrupt {
 
 /* Return a number for the current stack as frame pointers show it: a hash of its addresses, whose initial
  * value is `number`. `flags` are those of bpf_get_stack(). If `in` is not NULL, the frames of code that an
- * interrupt interrupted do not count, and `in->is_in` becomes true if there are any. */
+ * interrupt interrupted do not count, and `in->is_in` becomes true if the stack is one of an interrupt. */
 static __always_inline u64 stack_number(void *ctx, struct stack_scratch *scratch, u64 flags, u64 number,
                                         struct interrupt *in)
 {

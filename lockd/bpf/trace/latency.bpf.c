@@ -5,7 +5,8 @@
  * A call that a signal interrupts continues if no handler runs: the kernel makes the thread enter it
  * again, perhaps as restart_syscall(). This is one call for the program, and counts as one here. */
 
-/* Results inside the kernel of a system call that a signal has interrupted. User space never sees them. */
+/* ERESTART*: results inside the kernel of a system call that a signal has interrupted. User space never sees
+ * them. */
 #define ERESTARTSYS 512
 #define ERESTARTNOINTR 513
 #define ERESTARTNOHAND 514
@@ -19,7 +20,7 @@ struct latency_call {
     u64 left; /* time at which a signal interrupted it; 0: no signal did */
     struct call_stack_ids stacks;
     s32 nr; /* number of the system call */
-    s32 result; /* if `left` is set: its result, the negative of one of these codes */
+    s32 result; /* if `left` is set: its result, the negative of an ERESTART* code */
 };
 
 struct latency_key {

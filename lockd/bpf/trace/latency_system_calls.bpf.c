@@ -5,7 +5,7 @@
 #define SIG_IGN 1 /* SIG_DFL is 0 */
 
 #ifdef ALL_CALLS
-/* Raw tracepoint sys_enter: registers, number. */
+/* Raw tracepoint sys_enter. Arguments: registers, number. */
 int on_enter(struct bpf_raw_tracepoint_args *ctx)
 {
     s32 nr = ctx->args[1];
@@ -17,7 +17,7 @@ int on_enter(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 
-/* Raw tracepoint sys_exit: registers, result. */
+/* Raw tracepoint sys_exit. Arguments: registers, result. */
 int on_exit(struct bpf_raw_tracepoint_args *ctx)
 {
     call_ended(ctx->args[1]);
@@ -45,8 +45,8 @@ struct action {
     u64 flags;
 };
 
-/* Raw tracepoint signal_deliver: signal, information, action. If a handler will run, the interrupted call
- * has ended. */
+/* Raw tracepoint signal_deliver. Arguments: signal, information, action. If a handler will run, the call that
+ * the signal interrupted has ended. */
 int on_signal_deliver(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 id = current_id();
@@ -79,8 +79,8 @@ int on_thread_exit(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 
-/* Raw tracepoint sched_process_exec: task, thread id before. A thread that is not the leader becomes the
- * leader, and has the leader's id from then on. */
+/* Raw tracepoint sched_process_exec. Arguments: task, and the thread's id before. If a thread that is not the
+ * leader calls exec, it becomes the leader, and has the leader's id from then on. */
 int on_thread_renamed(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 id = current_id(), before = id >> 32 << 32 | (u32)ctx->args[1];

@@ -47,7 +47,7 @@ struct mutex_call {
     u64 since;
     u64 stack;
     u8 is_wait; /* 1: a wait for a condition */
-    u8 was_held; /* 1: the mutex was held when the wait began */
+    u8 was_held; /* 1: the thread was known to hold the mutex when the wait began */
     u8 pad[6];
 };
 
@@ -283,7 +283,8 @@ int mutex_asked(struct pt_regs *ctx)
     return 0;
 }
 
-/* Attached to the return of functions that take a mutex, or wait for a condition. */
+/* Attached to the return of functions that take a mutex. Also of functions that wait for a condition, if
+ * their return instructions are not known. */
 int mutex_returned(struct pt_regs *ctx)
 {
     end_mutex_call(ctx, RETURNED_SP(ctx), PT_REGS_RC(ctx));
@@ -334,7 +335,7 @@ int condition_wait_returns(struct pt_regs *ctx)
 }
 #endif
 
-/* Raw tracepoint sched_process_exit: a thread ends. */
+/* Raw tracepoint sched_process_exit: the current thread ends. */
 int mutex_thread_ended(void *ctx)
 {
     u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid();

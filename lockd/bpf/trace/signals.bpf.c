@@ -45,8 +45,8 @@ static __always_inline bool is_queueing(void)
     return nr == NR_RT_SIGQUEUEINFO || nr == NR_RT_TGSIGQUEUEINFO || nr == NR_PIDFD_SEND_SIGNAL;
 }
 
-/* Raw tracepoint signal_generate: number, information, receiver, whether it is for the whole process,
- * result. */
+/* Raw tracepoint signal_generate. Arguments: number of the signal, information, task of the receiver, whether
+ * the signal is for the whole process, result. */
 int on_signal_generate(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 current = bpf_get_current_task(), receiver = ctx->args[2], info = ctx->args[1];
