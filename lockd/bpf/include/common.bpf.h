@@ -160,9 +160,9 @@ enum queued { QUEUED_NOT, QUEUED_BY_USER, QUEUED_IN_KERNEL };
 #define SLEPT_FOR_LOCK 2 /* it sleeps for a lock or, if it is on a CPU, its last absence was such a sleep */
 
 /* A thread that was switched out at least once, or that has waited for a lock of the kernel. The thread
- * itself writes its entry, with exceptions: its waker writes `woken_at` and `waker` and resets `queued`,
- * and other threads that wait for a lock or release one change `flags`. (Before 5.18 its waker also writes
- * `state`.)
+ * itself writes its entry, with exceptions: its waker writes `woken_at` and `waker`, resets `queued` and
+ * may change `flags`. Other threads that wait for a lock or release one may change `flags` too. (Before 5.18
+ * its waker also writes `state`.)
  *
  * In mode blocked everything from `off_since` on is one cache line of 64 bytes: a wait mostly ends on another
  * CPU than it began on, and each line that both CPUs write costs some 100 ns. The kernel puts 56 bytes
@@ -234,7 +234,7 @@ enum written {
     WRITTEN_KERNEL_HOLDS,
     WRITTEN_KERNEL_HOLDS_OVER,
     WRITTEN_SOON, /* the window should end with the next tick */
-    WRITTEN_PROCESSES, /* an entry in any pair that is about neither lockd nor a kernel thread */
+    WRITTEN_PROCESSES, /* an entry about neither lockd nor a kernel thread, or one of an overflow map */
     WRITTEN_WAIT, /* a thread began to wait for a lock */
     WRITTENS
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Additions for one-shot tools: whole call stacks of every event, and the selection of threads. */
+/* Additions for one-shot tools: whole call stacks of events, and the selection of threads. */
 
 /* A stack is stored once, under a number that is a hash of its addresses. Unlike in the kernel's stack
  * maps, two stacks never compete for one place. A stack does not fit on a program's own stack: each CPU
