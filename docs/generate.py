@@ -350,7 +350,7 @@ def _table(title: str, values: Mapping[str, str]) -> Iterator[str]:
 
 
 def values_in_the_code() -> dict[str, set[str]]:
-    """Return the label values that the programs and the sampler use, by the name of their table above."""
+    """Return the label values that the programs and the sampler use, by the name of their table here."""
     enums = assemble(["include/common.bpf.h", "daemon/futex.bpf.c", "daemon/kernel_locks.bpf.c"], {}).enums
     kinds = enums["futex_kind"]
     losses = [name.removeprefix("loss_").split("__") for name in enums["loss"] if "__" in name]

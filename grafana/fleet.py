@@ -56,7 +56,7 @@ HOST_COUNT = _all("cluster_job:lockd_start_time_seconds:count")
 
 
 def _outliers(metric: str, operation: str) -> dict[str, str]:
-    """Return queries for the hosts with most and for the median host of each cluster, by legend.
+    """Return queries for the hosts with the highest values and the median host of each cluster, by legend.
 
     They read series of recording rules, and so cost the same for a fleet of any size.
     """

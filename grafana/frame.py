@@ -19,7 +19,8 @@ TITLES = {
 }
 """The titles of all dashboards, by uid."""
 KEPT = ("datasource", "cluster", "job")
-"""The variables whose chosen values a link passes on, as it does with the time range, unless it sets them."""
+"""The variables whose chosen values a link passes on, as it does with the time range, unless the link
+sets them itself."""
 HOST_COLUMNS = {"instance": "Host", "cluster": "Cluster", "job": "Job"}
 """The columns of a table with one line per host. There is no column for a label that no target has."""
 
@@ -27,9 +28,9 @@ HOST_COLUMNS = {"instance": "Host", "cluster": "Cluster", "job": "Job"}
 HOSTS_OF = "lockd_start_time_seconds"
 
 ANY = ".*"
-"""The pattern that All stands for. Without it Grafana would put all values into a query, such as the names
-of a thousand hosts. It also matches what a variable does not list: series without the label, and a job of
-which no host answers."""
+"""The pattern that All, the choice of all values of a variable, stands for. Without it Grafana would put all
+values into a query, such as the names of a thousand hosts. It also matches what a variable does not list:
+series without the label, and a job of which no host answers."""
 
 Variable = Builder[d.VariableModel]
 
@@ -55,7 +56,7 @@ def choice(
 ) -> Variable:
     """Return a variable whose values `query` finds.
 
-    All stands for any of these values or, if `all_value` is given, for what that matches.
+    Its choice All stands for any of these values or, if `all_value` is given, for what this pattern matches.
     """
     variable = (
         dashboard.QueryVariable(name)

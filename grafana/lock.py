@@ -99,8 +99,8 @@ MAXIMUM = _its("lockd_futex_lock_max_blocked_us", CONTENTION, MINUTE)
 def _either(by: str, user: str, kernel: str, rated: Callable[[str], str] = rate) -> str:
     """Return the rate of the metric that the lock has, summed by the labels `by`.
 
-    It is `user` for a lock of a program, and `kernel` for a lock of the kernel. `rated` is rate() for graphs,
-    and range_rate() or _from_first() for tables.
+    The metric is `user` for a lock of a program, and `kernel` for a lock of the kernel. `rated` is rate() for
+    graphs, and range_rate() or _from_first() for tables.
     """
     return f"({total(by, rated(user))} or {total(by, rated(kernel))})"
 

@@ -14,8 +14,8 @@ PROCESSES = f"{UNIT}, {COMM}"
 CONTENTION = 'kind=~"lock|pi"'
 MINUTE = 'window="1m"'
 EVENTS = tuple(f"lockd_{of}_seconds_count" for of in ("offcpu_runqueue", "futex_blocked", "kernel_lock_wait"))
-"""Counters of all programs. Every process that lockd sees has series of one at least, whichever program is
-turned off."""
+"""Counters of all programs. Every process that lockd sees has series of at least one of them, whichever
+program is turned off."""
 
 
 def select(metric: str, *matchers: str) -> str:
@@ -35,11 +35,11 @@ def growth(counter: str, where: str) -> str:
     """How much a counter has grown over the whole time range of the dashboard.
 
     increase() takes care of counters that were reset, but it ignores the first value of a series. Many
-    counters of lockd begin with their first event: the first value for a holder is all of its first hold. So
-    a series that begins within the range counts with its whole value. It is recognised by two conditions. It
-    has no sample in the day before the range: this excludes a series that was removed and comes back. It has
-    fewer samples in the range than lockd_ticks_total of its host: this excludes an old series of a host that
-    was not scraped at the beginning of the range.
+    counters of lockd begin with their first event: the first value for a holder contains the time of its
+    first sample. So a series that begins within the range counts with its whole value. It is recognised by
+    two conditions. It has no sample in the day before the range: this excludes a series that was removed and
+    comes back. It has fewer samples in the range than lockd_ticks_total of its host: this excludes an old
+    series of a host that was not scraped at the beginning of the range.
 
     `where` has the label matchers of the hosts.
     """

@@ -47,8 +47,8 @@ RECORDED = "cluster_job_unit:lockd"
 UNITS = "|".join(
     f"{RECORDED}_{of}_seconds_sum:rate5m" for of in ("offcpu_runqueue", "futex_blocked", "kernel_lock_wait")
 )
-"""A pattern of metrics of all programs. Every unit that lockd sees has one at least, whichever program is
-turned off."""
+"""A pattern of metrics of all programs. Every unit that lockd sees has at least one of them, whichever
+program is turned off."""
 ALL_HOSTS = (
     " Over all hosts, whichever are chosen at the top of the dashboard; a point is a mean of five minutes."
 )

@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}\nsee: {self.prog} --help")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        sys.stdout.flush()  # an error is raised here; at its exit Python could only print it
+        sys.stdout.flush()  # a failed write raises here; at its exit Python could only print it
         super().exit(status, message)
 
 

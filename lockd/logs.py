@@ -8,7 +8,7 @@ import sys
 import time
 
 PAUSE = 10.0
-"""Seconds between two logged messages of tornado, which clients can cause without end."""
+"""Least seconds between two logged messages of tornado, which clients can cause without end."""
 
 
 def setup(level: str | int, process: str) -> None:
@@ -34,8 +34,8 @@ def set_level(level: str | int) -> None:
 def open_journal() -> bool:
     """Open the journal's socket if log lines go to the journal. Returns whether they do.
 
-    Behind its filter of system calls a process cannot open a socket any more. The journal's library opens its
-    socket when it sends the first line, so one line is sent here.
+    Once its filter of system calls is in force, a process cannot open this socket any more. The journal's
+    library opens it when it sends the first line, so one line is sent here.
     """
     handlers = logging.getLogger().handlers
     journal = [handler for handler in handlers if not isinstance(handler, logging.StreamHandler)]

@@ -28,7 +28,7 @@ except ImportError:
 SERVE = b"serve"
 """The sampler's first message to an exporter: the sampler answers requests from this moment on."""
 SERVING = b"serving"
-"""The exporter's first message: it accepts connections."""
+"""The exporter's first message, which says that it accepts connections."""
 PING = b"ping"
 """The sampler asks every few seconds whether the exporter's event loop runs. The answer is ALIVE."""
 ALIVE = b"alive"
@@ -49,7 +49,8 @@ and deadlocks."""
 REQUEST_WAITS = b"w"
 """Request for the block behind the profiles of waits off the CPU."""
 HERE = b"ok"
-"""The answer to these requests, together with the block. Any other answer says why there is no block."""
+"""The answer to a request for a block, sent with the descriptor of the file that holds the block. Any other
+answer says why there is no block."""
 REQUEST_SETTLED = b"s"
 """Request for an answer as soon as everything that happened before the request is counted. The answer is
 SETTLED, without a block."""

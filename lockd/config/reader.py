@@ -63,7 +63,8 @@ def section(kind: type[S]) -> S:
 
 
 def described(kind: type[Section]) -> dict[str, tuple[str, Key | type[Section]]]:
-    """The keys of a section. Each has the name of its field and what the key takes: a value or a section."""
+    """By the name of each key of a section: the name of its field, and what the key takes (a Key for a value,
+    or the class of the section inside)."""
     fields = kind.__dataclass_fields__.values()
     return {f.name.removesuffix("_ns"): (f.name, f.metadata["about"]) for f in fields}
 

@@ -68,7 +68,7 @@ class Rule(Generic[T]):
 
 
 def parse_duration(text: str) -> int:
-    """The nanoseconds in a duration such as 50ms, 1m or 1h30m, with units from large to small.
+    """The nanoseconds in a duration such as 50ms, 1m or 1h30m, with units from large to small, or 0.
 
     Raises ValueError.
     """
@@ -114,7 +114,7 @@ def scalar(wants: str, tags: set[str], parse: Callable[[str], T]) -> Rule[T]:
 
 
 def duration(low: str, high: str) -> Rule[int]:
-    """A duration, which is read as nanoseconds. A number without a unit is refused."""
+    """A duration, which is read as nanoseconds. A number without a unit is refused, except 0 where `low` allows it."""
     low_ns, high_ns = parse_duration(low), parse_duration(high)
 
     def parse(text: str) -> int:

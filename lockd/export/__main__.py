@@ -65,7 +65,7 @@ def main() -> int:
             return 0
         # The filter of system calls is set before any input from clients is read.
         confinement.confine(confinement.EXPORTER, log_is_journal=logs.open_journal())
-        # The files are read by the unprivileged user, who must be able to read them again later.
+        # The unprivileged user reads the web configuration, and must be able to read it again later.
         stored = None if args.web_kept_fd is None else os.fdopen(args.web_kept_fd, "r+b", buffering=0)
         web = WebConfig(args.web_config, stored)
         if not control.recv(len(SERVE)):

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from lockd.export.sources import Allowance
 
 MOST_CHECKS = 32
-"""The largest number of passwords from one source that wait to be checked; a check takes 0.1 s."""
+"""The largest number of passwords from one source that wait to be checked. A check takes 0.1 s of CPU
+time, or up to a second if the hash was made with a higher cost."""
 MOST_QUEUES = 256
 """The largest number of sources with passwords that wait to be checked."""
 WRONG_SHARE, WRONG_SAVED = 0.2, 2.0

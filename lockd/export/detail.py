@@ -18,7 +18,7 @@ Block = tuple[Head, Arrays]
 """A snapshot, as lockd.messages.unpack() returns it."""
 
 FILTERS = ("unit", "comm", "kind")
-"""Parameters that give the value of the column of the same name."""
+"""Parameters of a request; each has the value that rows must have in the column of the same name."""
 MOST_ROWS = 1000
 """The most rows of an answer, and of the sampler's tables of threads and of locks."""
 DEFAULT_ROWS = 100
@@ -157,7 +157,8 @@ def program_of(arguments: Mapping[str, list[bytes]]) -> str:
 
 
 def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
-    """A profile of the waits for locks since the daemon started, or since their rows were first seen.
+    """A profile of the waits for locks since the daemon started, or for each lock since the sampler
+    has a row for it.
 
     The values of a sample are the blocked time of waits that have ended, the time of the longest wait that
     goes on, and the number of waits that have ended. The values of a sample of a holder are HOLDER_VALUES.
@@ -197,8 +198,8 @@ def between(earlier: Profile, later: Profile, seconds: float, left_out: Containe
     """The difference of two profiles of profile_of(), of which `later` was taken `seconds` after `earlier`.
 
     Samples to which nothing was added are left out. The seconds are given because the wall clock may have
-    been set in between. The locks `left_out`, as of locks_left_out(), have no samples either: how much was
-    added to them is unknown.
+    been set in between. The locks with the keys `left_out`, from locks_left_out(), have no samples either:
+    how much was added to them is unknown.
     """
     known = replace(later, samples=[one for one in later.samples if _key_of(one) not in left_out])
     if later.values == HOLDER_VALUES:

@@ -51,8 +51,8 @@ class Exposition:
     """Turns one block (see lockd.messages) after another into text of one format.
 
     The head of a block is {"metrics": [{"name": NAME, "labels": [[value, ...], ...]}, ...],
-    "buckets": [upper edges in seconds, without +Inf], "cpu_seconds_before": CPU time of the exporters that
-    this process replaces}. A counter or gauge has an array NAME with one value for each label set. A
+    "buckets": [upper edges in seconds, without +Inf], "cpu_seconds_before": CPU seconds of the exporters
+    that this process replaces}. A counter or gauge has an array NAME with one value for each label set. A
     histogram has the arrays NAME.buckets (for each label set its counts, not cumulative, +Inf last) and
     NAME.sum (seconds).
     """

@@ -164,7 +164,7 @@ class Server(HTTPServer):
 
 
 def _pass_over_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log errors as the loop does by default, but for those of handlers that are cancelled as the loop ends.
+    """Log errors as the loop does by default, except those of handlers that are cancelled as the loop ends.
 
     Tornado asks each handler for its result, and so raises CancelledError in a callback.
     """

@@ -3,9 +3,9 @@
 The sampler's snapshot has the head {"functions": [name, ...], "stacks": [[user, kernel], ...], "groups":
 [[unit, comm, reason, blocked_ns, count, waiting], ...], "samples": [[group, stack, waker, stack of the waker,
 weight_ns, samples], ...], "time": ..., "monotonic": ...}. `user` and `kernel` are lists of positions in
-`functions`, innermost first; groups and stacks of samples are positions too. The array `waiting_ns` has how
-long each ongoing wait has lasted: `waiting` of them for each group, one group after the other
-(lockd/sample/aggregates/wait_stacks.py).
+`functions`, innermost first. The groups and stacks in `samples` are positions in `groups` and `stacks`. The
+array `waiting_ns` has how long each ongoing wait has lasted: `waiting` of them for each group, one group after
+the other (lockd/sample/aggregates/wait_stacks.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WAITS_NOW = Mark("[waits now]")
 BETWEEN = Mark("--")
 """The frame between the stack that waited and the stack of the waker, as in `lockd trace offwake`."""
 UNSEEN = Mark("[unknown]")
-"""The waker of a thread whose wake-up was not seen, or a waker that had ended before its name was read."""
+"""The frame for a waker whose wake-up was not seen, or that had ended before its name was read."""
 OTHER = "other"
 """The unit and the comm of groups in which the sampler adds up the groups for which it has no room."""
 
@@ -73,14 +73,15 @@ class GroupName(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """The waits of one group."""
+    """The waits of one unit, comm and reason."""
 
     blocked_ns: int = 0
     """The time of the waits that have ended."""
     count: int = 0
     """The number of the waits that have ended."""
     waiting_ns: int = 0
-    """The time so far of the waits that go on, each with the seconds of the profile at most if it has any."""
+    """The time so far of the waits that go on. In a profile of N seconds, each of them counts with at most
+    N seconds."""
     weights: dict[Place, Weight] = field(default_factory=dict)
     """The samples of the waits that have ended."""
 

@@ -136,7 +136,10 @@ def _user_faults(name: yaml.Node, password: yaml.Node) -> Iterator[Fault]:
 
 @dataclass(frozen=True)
 class TlsServer:
-    """TLS. With a certificate, lockd serves HTTPS instead of HTTP. File names are relative to this file."""
+    """TLS. With a certificate, lockd serves HTTPS instead of HTTP.
+
+    File names are relative to the directory of the web configuration file.
+    """
 
     cert_file: str = setting(_file(), '""', "Certificate chain in PEM.")
     key_file: str = setting(_file(), '""', "Its private key in PEM, without a password.")

@@ -29,8 +29,9 @@ Attachment = tuple[int, int]
 class BpfObject:
     """The maps of a translation unit, and the programs that have been loaded from it.
 
-    All descriptors stay open until close(), or until the process ends. All methods that load or attach
-    raise HostError with the kernel's reason, LockdError for an error that may pass.
+    All descriptors stay open until close(), or until the process ends. All methods that load or attach,
+    but for load_in_background(), raise HostError with the kernel's reason, or LockdError for an error that
+    may pass.
     """
 
     def __init__(self, compiled: Compiled, source: Source, host: Host) -> None:
@@ -83,7 +84,7 @@ class BpfObject:
         self._set_element(name, 0, element)
 
     def set_map(self, outer: str, index: int, inner: str) -> None:
-        """Write element `index` of the array of maps `outer`: the map `inner`. Raises LockdError."""
+        """Put the map `inner` into element `index` of the array of maps `outer`. Raises LockdError."""
         self._set_element(outer, index, ctypes.c_uint32(self._map_fds[inner]))
 
     def close(self) -> None:
@@ -95,7 +96,8 @@ class BpfObject:
         """Load the functions of candidates in a thread, which the caller joins before it attaches anything.
 
         The verifier needs much CPU time for a large program. Meanwhile the caller can call set_map(), which
-        mostly waits. A function that the kernel refuses is left to attach(), which tries it again and raises.
+        mostly waits in the kernel. A function that the kernel refuses is left to attach(), which tries it
+        again and raises.
         """
 
         def load() -> None:
@@ -117,10 +119,10 @@ class BpfObject:
         return program, attachment
 
     def attach_many(self, candidates: Iterable[Candidate]) -> list[tuple[Sequence[Candidate], Attachment]]:
-        """Attach many candidates by one link for each BPF function. This saves time.
+        """Attach candidates by few links: if possible, by one for all that differ in the hook alone.
 
-        The kernel makes and removes all attachments of a link together. To remove a single attachment, it
-        waits some 50 ms until no processor can be using it any more.
+        This saves time. The kernel removes all attachments of a link together. To remove each of them by
+        itself, it would wait every time, some 50 ms, until no processor can be using the attachment any more.
 
         Only candidates that are `one_of_many` are attached, and only if this kernel has such links. Returns
         each link with its candidates. Candidates in no link are left to attach(): those that the kernel
@@ -197,7 +199,7 @@ class BpfObject:
     def _load(self, candidate: Candidate, mechanism: str = "") -> int:
         """Load the candidate's function unless it is loaded; return its descriptor.
 
-        The trampolines of fentry and fexit need a program of its own for every hooked function. Other
+        The trampolines of fentry and fexit need a separate program for every hooked function. Other
         mechanisms need one for every combination of given values.
         """
         name, mechanism = candidate.function, mechanism or candidate.mechanism

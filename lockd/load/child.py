@@ -22,14 +22,15 @@ from lockd.process import isolation
 log = logging.getLogger(__name__)
 
 LOADER_TIMEOUT = 300.0
-"""Seconds until the loader is killed. An emulated or overloaded host compiles for minutes. systemd ends a
-service that starts so slowly sooner (TimeoutStartSec=, 90 s by default)."""
+"""Seconds that the loader may take until it hands over its result; then it is killed. An emulated or
+overloaded host compiles for minutes. systemd ends a service that is so slow even earlier (TimeoutStartSec=,
+90 s by default)."""
 LAST_WORDS_BYTES = 1 << 20
 """Bytes at the end of the loader's standard error that are relayed; what comes before is left out."""
 LOADER_FILE_BYTES = 64 << 20
-"""Size of the largest file that the loader may write. Its standard error goes to a file in memory."""
+"""Bytes of the largest file that the loader may write: its standard error goes to a file in memory."""
 OTHER_DESCRIPTORS = 512
-"""Number of descriptors that a process may need besides one for each hook of a trace."""
+"""Number of descriptors that the loader, or its parent, may need besides one for each hook of a trace."""
 FDS_PER_MESSAGE = 200
 """Descriptors sent in one message; the kernel takes at most 253 (SCM_MAX_FD)."""
 LARGEST_MANIFEST = 1 << 26
@@ -37,7 +38,10 @@ LARGEST_MANIFEST = 1 << 26
 
 
 class Loader:
-    """A child process that compiles and attaches. Its parent can work meanwhile, and then calls result()."""
+    """A child process that compiles and attaches the BPF programs.
+
+    Its parent can do other work meanwhile, and then calls result().
+    """
 
     def __init__(self, settings: LoadSettings) -> None:
         """Start the loader. Raises HostError if the limit on open files is too low."""
@@ -61,7 +65,8 @@ class Loader:
     def result(self) -> tuple[Manifest, list[int]]:
         """Wait for the loader's end; return its manifest and descriptors.
 
-        Raises the error that the loader ended with, or LockdError, with the loader's last words.
+        Raises an error of the class that the loader ended with, or else LockdError. The message is the end of
+        the loader's standard error, without what the loader logged.
         """
         self._socket.settimeout(LOADER_TIMEOUT)
         with self._socket, self._errors:
@@ -94,7 +99,10 @@ class Loader:
 
 
 def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
-    """Compile and attach in a child; return its manifest and descriptors. Raises as Loader.result() does."""
+    """Compile and attach the BPF programs in a child process; return its manifest and descriptors.
+
+    Raises as Loader() and Loader.result() do.
+    """
     return Loader(settings).result()
 
 

@@ -22,10 +22,11 @@ class Choice:
     way: Way | None
     """The way; None if this host has no way, or not the configured one."""
     hooks: tuple[tuple[Candidate, str], ...]
-    """The hooks of the way, or of the preferred way if there is none, in the order of attachment. Each comes
-    with the reason why it is not available, which is empty if it is."""
+    """The hooks of `way`, or of the preferred way if `way` is None, in the order of attachment. Each hook
+    comes with the reason why it is not available; the reason is empty if it is available."""
     instead_of: str
-    """Why preferred ways were not chosen, for people to read; empty if none was preferred."""
+    """Why the ways before `way` cannot be taken, or all ways if `way` is None, for people to read. Empty if
+    none of them was examined."""
 
     @property
     def chosen(self) -> Chosen:
@@ -56,8 +57,8 @@ def choose(part: Part, mechanism: str, host: Host, refused: Mapping[Way, str] = 
     `mechanism` is the configured one, or `auto` for any. `refused` are ways that the kernel refused when they
     were tried, with the reasons.
     """
-    # Futex calls need switches too, for which there is one way only. A mechanism configured for the futex
-    # program then means its calls.
+    # In mode calls, the futex program also needs the part `switches`, which can be done in one way only. A
+    # mechanism that is configured for the program then means its part `calls`.
     is_any = mechanism == "auto" or len(part.ways) == 1
     allowed = [way for way in part.ways if is_any or mechanism == way.mechanism]
     if not allowed:
@@ -81,7 +82,7 @@ def choose(part: Part, mechanism: str, host: Host, refused: Mapping[Way, str] = 
 def available(way: Way, host: Host) -> list[tuple[Candidate, str]]:
     """Return every hook of a way with the reason why it is not available, empty if it is.
 
-    A hook on a function with copies is replaced by hooks on all copies.
+    If copies of a function, which the compiler made, are to be hooked (Candidate.variants), each has a hook.
     """
     return [(hook, host.obstacle(hook)) for candidate in way.hooks for hook in host.resolve(candidate)]
 

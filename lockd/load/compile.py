@@ -36,7 +36,7 @@ POSSIBLE_CPUS = Path("/sys/devices/system/cpu/possible")
 
 
 def compile_cached(source: Source, cache: CompileCache) -> Compiled:
-    """Return the compiled source from the cache, or compile it and add it.
+    """Return the compiled source from the cache; if it is not there, compile the source and add the result.
 
     Raises as compile_source() does.
     """
@@ -54,8 +54,8 @@ def compile_cached(source: Source, cache: CompileCache) -> Compiled:
 def compile_source(source: Source) -> Compiled:
     """Compile a source with bcc.
 
-    Raises LockdError with the compiler's messages, and HostError without bcc or if the kernel refuses a map
-    for good.
+    Raises HostError if bcc cannot be imported or the kernel refuses a map for good. Raises LockdError with
+    the compiler's messages, or if the kernel refuses a map for a reason that may pass.
 
     This needs the privileges for creating maps: bcc creates them while it compiles. They are closed with the
     rest of bcc's objects before this function returns.

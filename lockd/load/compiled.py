@@ -34,7 +34,8 @@ CALL, HELPER, PSEUDO_KERNEL_FUNCTION = 0x85, 0, 2
 """The operation that calls a function, and the kinds of functions in the high half of the second byte. Bytes
 4 to 7 have the number of a helper, or the BTF id of a function of the kernel."""
 FORMAT = "1"
-"""Version of the cached values, to be changed with Compiled and with what compile.py makes of a source."""
+"""Version of the cached values. It has to change whenever Compiled changes, or what compile.py makes of a
+source."""
 FILES = 16
 """Largest number of files in the cache."""
 LARGEST = 1 << 24
@@ -55,7 +56,7 @@ class MapDefinition:
     entries: int
     flags: int
     inner: str
-    """For an array of maps, the name of a map that its elements are like; else empty."""
+    """For an array of maps, the name of the map that is the model of its elements; else empty."""
     key_type: int
     """Number of the key's type in Compiled.btf; 0 if its type is not in there."""
     value_type: int
@@ -169,7 +170,8 @@ class CompileCache:
         self.directory = directory
 
     def find(self, key: str) -> Compiled | None:
-        """Return the programs with this key, or None if no file is complete and safe from other users."""
+        """Return the programs with this key, or None if their file is missing, damaged or not safe from other
+        users."""
         try:
             with self._open() as directory:
                 digest, _, content = _read(key, directory).partition(b"\n")
@@ -191,7 +193,10 @@ class CompileCache:
             return None
 
     def add(self, key: str, compiled: Compiled) -> None:
-        """Write a file, and delete the oldest if there are more than FILES. A failure is only logged."""
+        """Write the file of these programs, and delete the oldest files above FILES.
+
+        A failure is only logged.
+        """
         content = compiled.to_json()
         try:
             if self.directory:
@@ -252,7 +257,7 @@ def _write(name: str, content: bytes, directory: int) -> None:
 
 
 def _delete_old(directory: int) -> None:
-    """Delete the oldest files of the cache until there are FILES. Files with other names are left alone."""
+    """Delete the oldest files of the cache until FILES are left. Files whose names do not match NAME stay."""
     ages = []
     for name in filter(NAME.fullmatch, os.listdir(directory)):
         with contextlib.suppress(FileNotFoundError):  # another lockd may delete files at the same time

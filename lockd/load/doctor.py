@@ -31,7 +31,10 @@ NOT_BY_DEFAULT = {"holds": "all", "calls": "calls"}
 
 
 def report() -> int:
-    """Print everything about this host; return the exit code, 3 if a program cannot run with its defaults."""
+    """Print which conditions, ways and hooks this host has.
+
+    Returns the exit code, which is 3 if a program cannot run in its default mode.
+    """
     system = os.uname()
     print(f"kernel      {system.release} {system.machine}")
     host = _check_host()

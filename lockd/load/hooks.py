@@ -118,11 +118,13 @@ FUTEX_FILES = ("daemon/captures.bpf.c", "daemon/hotspot.bpf.c", "daemon/futex.bp
 def _futex_calls() -> Part:
     """Return the part that sees futex calls.
 
-    Hooks at the end of a call are attached before those at its beginning. A call whose end alone is seen is
-    recognised as such. A call whose beginning alone is seen would look like a wait that has not ended.
+    Except with kprobes, hooks at the end of a call are attached before those at its beginning. A call whose
+    end alone is seen is recognised as such. A call whose beginning alone is seen would look like a wait that
+    has not ended.
 
-    The code for calls is a file of the ways. Without a way no call is seen, and the code for switches must
-    not take a wait that began before lockd for a call that goes on.
+    The file with the code for calls, and the macro FUTEX_CALLS, belong to the ways and not to the part. If
+    this host has no way, no call is seen. The code for switches, compiled without the macro, then does not
+    take a wait that began before lockd for a call that goes on.
     """
     tracepoint: list[Candidate] = []
     fentry: list[Candidate] = []
@@ -207,7 +209,7 @@ def _releases(programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
 
 EXEC = "sched_process_exec"
 """The tracepoint of execve(). A thread that is not the main thread takes over the main thread's id there, so
-the entry under its old id is of no use any more."""
+the entry of the BPF programs' maps under its old id is of no use any more."""
 HOLDERS = "holders"
 """The value of Part.what for the part that is of no use without the other parts of its program."""
 
@@ -321,13 +323,13 @@ def _lock_holds() -> Part:
         fentry.append(_probe("lock_released", "fentry", name, (lock_type,), required=True))
         kprobe.append(_probe("lock_released", "kprobe", name, (lock_type,), required=True))
     for hooks, mechanism, after in ((fentry, "fentry", "fexit"), (kprobe, "kprobe", "kprobe")):
-        # downgrade_write() makes a writer a reader, so the release must be seen first. Of two kprobes on one
-        # function, the one that was attached last is called first.
+        # downgrade_write() makes a writer a reader, so the release must be seen before the acquisition. Of
+        # two kprobes on one function, the kernel first calls the one that was attached last.
         hooks.append(_probe("lock_taken", after, "downgrade_write", ("rwsem_read", "always")))
         hooks.append(_probe("lock_released", mechanism, "downgrade_write", ("rwsem_write",)))
         hooks.append(_probe("lock_released", mechanism, "up_read_non_owner", ("rwsem_read",)))
-        # Compilers inline mutex_unlock() here. In a kernel in which this function calls it instead, every
-        # release is seen a second time, and counted as one of a lock whose acquisition was not seen.
+        # Compilers inline mutex_unlock() in ww_mutex_unlock(). In a kernel in which it is called instead,
+        # every release is seen twice: the second one counts as one of a lock whose acquisition was not seen.
         hooks.append(_probe("lock_released", mechanism, "ww_mutex_unlock", ("mutex",)))
     for lock_type, success, names in (*TAKING, *TRYING):
         fentry += [_probe("lock_taken", "fexit", name, (lock_type, success)) for name in names.split()]

@@ -49,7 +49,10 @@ def require_privileges() -> None:
 
 
 def require_pids_of_the_host() -> None:
-    """Raise HostError unless this process and /proc are in the host's PID namespace, as BPF programs are."""
+    """Raise HostError unless this process and /proc are in the host's PID namespace.
+
+    BPF programs know processes by their ids there.
+    """
     try:
         namespace = Path("/proc/self/ns/pid").stat().st_ino
     except FileNotFoundError as error:
@@ -153,7 +156,7 @@ class Host:
 
     @cached_property
     def can_cast(self) -> bool:
-        """Whether programs can call programs.CAST, so that they can read any address as a struct.
+        """Whether BPF programs can call the kernel function CAST, and so read any address as a struct.
 
         This takes Linux 6.2 with its JIT on. It is tried, because a kernel that has CAST may refuse all calls
         of functions of the kernel.

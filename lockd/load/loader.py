@@ -36,10 +36,11 @@ of its records for user-space locks and for kernel locks. For sampled waits they
 and the layout of its records. The map of the processes of CPython is for both.
 """
 SLEEP_SECONDS = 0.001
-"""How long the loader sleeps before it enters waits that began earlier.
+"""How long the loader sleeps before it enters the waits that began before lockd into the programs' maps.
 
-The program that enters them measures the offset between the monotonic and the scheduler's clock. It takes the
-last time at which this thread got a CPU for the present. The sleep makes this time recent.
+The program that enters them measures the offset between the monotonic and the scheduler's clock. As the
+present time of the scheduler's clock, it uses the time at which this thread last got a CPU. The sleep makes
+this time recent.
 """
 
 
@@ -191,7 +192,7 @@ class Attached:
     hooks: list[Hook] = field(default_factory=list)
     attachments: list[int] = field(default_factory=list)
     functions: list[tuple[str, str, int]] = field(default_factory=list)
-    """(program, function, descriptor) of every BPF program that was loaded."""
+    """(program of lockd, BPF function, descriptor) of every BPF program that was loaded."""
 
     def add(self, bpf_object: BpfObject, choice: Choice) -> None:
         """Attach the hooks of one part of a program's work, and load the functions that the sampler runs.
@@ -221,7 +222,7 @@ class Attached:
                 log.warning("%s", error)
 
     def _attach_many(self, bpf_object: BpfObject, choice: Choice) -> set[Candidate]:
-        """Attach the hooks that can be attached by links to many; return those that were."""
+        """Attach hooks by links to many hooks where that is possible; return the hooks that were attached."""
         hooks = [hook for hook, reason in choice.hooks if not reason] if choice.way else []
         links = bpf_object.attach_many(hooks)
         for group, link in links:

@@ -27,7 +27,8 @@ class Trace:
     files: tuple[str, ...] = ()
     """Files of lockd/bpf that come before those of all parts."""
     defines: dict[str, int | None] = field(default_factory=dict)
-    """Definitions for all files (see lockd/bpf/include/trace.bpf.h); None is defined as empty."""
+    """Values of macros for all files, by name (see lockd/bpf/include/trace.bpf.h). A macro with the value
+    None is defined as empty."""
     pairs: tuple[str, ...] = ()
     """Names of the pairs that are handed over."""
     maps: tuple[str, ...] = ()

@@ -136,7 +136,7 @@ def source_for(settings: LoadSettings, choices: Sequence[Choice], host: Host) ->
         "STACKS_ENTRIES": settings.stacks,
         "HOLDING_ENTRIES": settings.entries,
         "FEW": max(min(settings.entries, settings.stacks) // ENDS_PER_MAP, 1),
-        "PAGE_SIZE": resource.getpagesize(),  # bcc takes it for the size of a ring
+        "PAGE_SIZE": resource.getpagesize(),  # bcc computes the size of a ring from it
         **_layout_of(host.types),
         **_casts_of(host),
         **{f"WITH_{program.upper()}": None for program in settings.programs},
@@ -180,7 +180,7 @@ def _layout_of(types: KernelTypes) -> dict[str, int | None]:
     # fa2c3254d7cf (5.18) added a fourth argument: the previous thread's state, before a waker can change it.
     if (types.tracepoint_args("sched_switch") or 0) >= 4:
         defines["HAVE_PREV_STATE"] = None
-    if types.has_helper("task_pt_regs"):  # 5.15; the current task has a type since 5.11
+    if types.has_helper("task_pt_regs"):  # bpf_task_pt_regs(): 5.15; bpf_get_current_task_btf(): 5.11
         defines["HAVE_TYPED_CURRENT"] = None
     if types.has_member("task_struct", "on_cpu"):  # kernels for one processor do not have it
         defines["TASK_ON_CPU"] = types.offset("task_struct", "on_cpu")

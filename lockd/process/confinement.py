@@ -74,7 +74,7 @@ READING = {
 NAMER = {
     **READING,
     "clone": ((0, "EQ", FORK),),
-    # By these calls its children drop the rest of their privileges (names/objects/demangle.py).
+    # By these calls the namer's children drop the rest of their privileges (names/objects/demangle.py).
     **_any("wait4 waitid capget capset seccomp dup2 dup3 close_range"),
     **_one_of("prctl", 0, *PRCTL),
     **_one_of("prlimit64", 0, 0),  # only its own limits

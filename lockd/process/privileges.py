@@ -124,9 +124,10 @@ def unprivileged_user(wanted: str) -> str | None:
 
 
 def lower_limits(limits: Mapping[int, int]) -> None:
-    """Lower resource limits of this process for good. A limit that is lower already stays.
+    """Lower resource limits of this process for good, the hard and the soft limit to the same value.
 
-    `limits` has the values by the numbers of the limits in `resource`.
+    `limits` has the values by the numbers of the limits in `resource`. A hard limit that is lower already
+    stays, and the soft limit becomes the same.
     """
     for limit, wanted in limits.items():
         _, hard = resource.getrlimit(limit)
@@ -218,7 +219,7 @@ def _write_sets(effective: int, permitted: int, inheritable: int) -> None:
 
 
 def _prctl(action: str, option: int, argument: int, second: int = 0) -> None:
-    """Call prctl(). Raises the _error() about this action if it fails."""
+    """Call prctl(). If it fails, raises the error that _error() makes for this action."""
     arguments = [ctypes.c_ulong(number) for number in (argument, second, 0, 0)]
     if _libc.prctl(option, *arguments) != 0:
         raise _error(action)

@@ -30,7 +30,8 @@ from lockd.service.systemd import Systemd
 log = logging.getLogger(__name__)
 
 LASTED_SECONDS = 60.0
-"""Seconds from READY until a start counts as one that has not failed."""
+"""Seconds from the report to systemd that a start is complete until the start counts as one that has not
+failed."""
 
 
 def sampler_settings(config: Config) -> SamplerSettings:
@@ -82,7 +83,7 @@ class Daemon:
         self._text = ""
         """The text of _status() for `_state`."""
         self._signal: signal.Signals | None = None
-        """The signal that has ended the daemon."""
+        """The signal that ends the daemon; None until one has come."""
         wakeup, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         self._loop = Loop(sampler, config.period_ns, self._on_message, self._after_tick, wakeup)
@@ -111,8 +112,8 @@ class Daemon:
             self._sampler.close()
 
     def _on_signal(self, number: int, _: object) -> None:
-        # Nothing may be logged here: if the signal interrupts the writing of a log line, that raises
-        # RuntimeError.
+        # Nothing may be logged here: if the signal has interrupted the writing of a log line, writing another
+        # one raises RuntimeError.
         if number == signal.SIGHUP and (self._outlives_terminal or has_terminal() == self._had_terminal):
             self._reloads.request()
             return

@@ -1,7 +1,7 @@
 """The exporter as seen from the sampler: a child process, and the supervisor that replaces a lost one.
 
 Exporter is one child process. Supervisor asks it every few seconds for a sign of life, and starts another one
-when it has ended or hangs. Neither of them ever makes the sampler wait while it runs.
+when it has ended or hangs. Neither of them makes the sampler wait before lockd ends.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ LONGEST_SILENCE, LONGEST_START = 15, 60
 that still starts, as an overloaded host takes long to start Python. Questions are counted, not seconds: time
 also passes while this process is stopped and asks nothing."""
 EXIT_SECONDS = 10.0
-"""Seconds for which the first exporter, once it has closed its socket, may take to end."""
+"""Seconds for which the first exporter, once it has closed its socket, may take to end, besides
+SHORTEST_PAUSE."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds from the loss of an exporter to the start of the next. The pause doubles each time, until an
 exporter has served for longer than the pause. It is never 0: if somebody ends all processes of the service,
-this process may be the last, and should not start an exporter before that."""
+this process may be the last that is ended, and should not start another exporter before it ends."""
 
 
 class Exporter:
@@ -60,7 +61,7 @@ class Exporter:
         `listening` are the sockets that it serves, `web_config` is the path of the web configuration, and
         `requests_share` the share of one processor for requests (None for no limit). `web_kept` is the
         descriptor of a file in memory with the names of the protections in force, such as TLS and users, for
-        the exporter that replaces this one.
+        the exporter that replaces this one. Raises OSError if the process cannot be started.
         """
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A send to the exporter never blocks, whatever the exporter does. The socket has room for only a few
@@ -112,12 +113,12 @@ class Exporter:
     def close(self) -> None:
         """Close the control socket, which makes the exporter end."""
         self.control.close()
-        if not self._is_serving:  # it may still start, and not read the socket yet
+        if not self._is_serving:  # it may still be starting, and not read the socket yet
             with contextlib.suppress(PermissionError):
                 self._child.terminate()
 
     def exit_code(self) -> int | None:
-        """The exit code, or the negative number of the signal that ended it; None if it still runs."""
+        """The exit code, or the negative number of the signal that ended the process; None while it runs."""
         return self._child.poll()
 
     def kill(self) -> None:
@@ -186,7 +187,7 @@ class Supervisor:
         return True
 
     def check_exporter(self) -> None:
-        """Ask the exporter for a sign of life, or replace a lost one. To be called every second at least.
+        """Ask the exporter for a sign of life, or replace a lost one. To be called at least once a second.
 
         Raises LockdError if the first exporter ends before it serves. The exporter itself has logged why.
         """
@@ -240,8 +241,8 @@ class Supervisor:
     def _check_lost(self, exporter: Exporter, now: float) -> None:
         code = exporter.exit_code()
         if code is None:
-            # Only an exporter that follows one that has served is started here. The exit code of the first
-            # one decides whether systemd starts lockd again, so it gets more time to end.
+            # An exporter that is lost before any has served is not replaced: its exit code decides whether
+            # systemd starts lockd again. So it gets more time to end.
             if now < self._start_at + (0.0 if self.has_served else EXIT_SECONDS):
                 return
             exporter.kill()  # the next one is started even if this one cannot be killed
@@ -279,7 +280,8 @@ def check_web_config(path: Path) -> None:
 
 
 def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:
-    """A listening socket for each address. An empty host stands for every interface, by IPv6 and by IPv4.
+    """A listening socket for each address. An empty host stands for every interface, by IPv4, and by
+    IPv6 if this host has it.
 
     Raises LockdError, which names the address, if one of them cannot be listened on.
     """

@@ -38,7 +38,10 @@ class Merged:
     """Changed keys that wait for a restart."""
 
     def section(self, running: S, asked: S, above: str = "") -> S:
-        """The section `running` with the changes in `asked` that take effect at once; notes all changes."""
+        """The section `running` with the changes in `asked` that take effect at once.
+
+        Notes all changes in `taken` and `waiting`.
+        """
         values = {}
         for name, (field_name, about) in described(type(running)).items():
             old, new = getattr(running, field_name), getattr(asked, field_name)

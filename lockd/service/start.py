@@ -40,7 +40,7 @@ RESTARTING = {"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"}
 """Capabilities to start another exporter or namer, which becomes another user. This process itself never uses
 them."""
 MAPS = {"CAP_BPF", "CAP_SYS_ADMIN"}
-"""Capabilities to read maps before 5.19 (c8644cd0efe7); either of them is enough."""
+"""Capabilities to read BPF maps before Linux 5.19 (c8644cd0efe7); either of them is enough."""
 LONGEST = 2**63 - 1
 """The nanoseconds that stand for a filter.max_block without a limit."""
 LARGE = 1 << 20

@@ -4,7 +4,7 @@ The field numbers come from https://github.com/google/pprof/blob/main/proto/prof
 
 Times are in nanoseconds, as in Go's own profiles of waits: every reader shows these as times. The period is
 one event, or one sample, that was counted. It must be there, because servers make it a part of the profile's
-type, and Pyroscope fails without.
+type, and Pyroscope fails without it.
 """
 
 from __future__ import annotations

@@ -30,12 +30,13 @@ def frame_kind(frame: str) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """The values of one thread, or of all threads of a process, at one stack."""
+    """The values at one stack: of one thread, of all threads of a process, or of processes of one name."""
 
     comm: str
     pid: int
-    """The process id (tgid)."""
+    """The process id (tgid); 0 for several processes."""
     tid: int
+    """The thread id; 0 for several threads."""
     frames: tuple[str, ...]
     """The stack, outermost frame first: user space, then the kernel's frames, which are KernelFrame."""
     values: tuple[int, ...]

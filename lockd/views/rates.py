@@ -72,7 +72,7 @@ class Row:
     """The code that held the lock: the code that the row is about in a table of holders or bottlenecks, else
     the code for which threads waited longest. Empty if it is not known."""
     holder_share: float = 0.0
-    """The share of this code in the time for which threads waited for the lock, as estimated from samples.
+    """The share of `holder_site` in the time for which threads waited for the lock, estimated from samples.
 
     For a bottleneck it is the share in the time for which threads of its unit waited.
     """
@@ -80,7 +80,7 @@ class Row:
     """What the holder did for most of the time in which it made threads wait: a value of the label `cause`.
     Empty if it is not known."""
     holder_cause_share: float = 0.0
-    """The part of that time for which the holder did `holder_cause`."""
+    """The part, from 0 to 1, that `holder_cause` has in the time in which the holder made threads wait."""
     is_sampled: bool = False
     """Whether the row is about a holder or a bottleneck, of which only samples are known."""
     is_holder: bool = False
@@ -159,7 +159,7 @@ class Client:
             host, port = parts.hostname, parts.port
         except ValueError:  # the text of the error may have a part of the password
             raise UsageError(f"argument --url: {shown!r} is not a URL; {URL_RULE}") from None
-        if "@" in parts.path + parts.query + parts.fragment:  # the password has ended too early
+        if "@" in parts.path + parts.query + parts.fragment:  # a /, ? or # has ended the password too early
             raise UsageError(f"argument --url: {shown!r} has an @ behind its host; {URL_RULE}")
         if parts.scheme not in ("http", "https") or not host:
             raise UsageError(f"argument --url: {shown!r} does not look like http://HOST:PORT")
@@ -344,11 +344,11 @@ def _lost(row: Row, seconds: float) -> Row:
 
 
 def _without_moves(rows: Sequence[Row], gone: Sequence[Row]) -> Iterator[Row]:
-    """The rows without growth that came from rows of the same family, some of which are `gone`.
+    """The rows with lower rates: what a row gained because another row of its family lost it does not count.
 
-    Only the net growth of a family is new. The gains of its rows are scaled down to that sum, because it is
-    not known which row's loss went where. A family can shrink when a wait ends that a filter leaves out: such
-    a wait counts only while it lasts.
+    The rows in `gone` have lost all that they had. Only the net growth of a family is new. The gains of its
+    rows are scaled down to that sum, because it is not known which row's loss went where. A family can shrink
+    when a wait ends that a filter leaves out: such a wait counts only while it lasts.
     """
     blocked = _new_shares((row.family, row.blocked_rate) for row in (*rows, *gone))
     counts = _new_shares((row.family, row.count_rate) for row in (*rows, *gone))

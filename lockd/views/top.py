@@ -119,7 +119,10 @@ class Watch:
         time.sleep(self.options.interval_ns / 1e9)
 
     def view(self, rows: int, width: int, problem: str = "") -> Group:
-        """The totals, the message `problem`, advice, and both tables of at most `rows` rows each."""
+        """The totals, the message `problem`, advice, and both tables.
+
+        Each table has at most --limit rows, or about `rows` rows without this flag.
+        """
         if self.locks is None or self.threads is None:
             return Group(Text(f"lockd top  {self.url}  {problem or 'measuring ...'}"))
         locks = [row for row in self.locks.rows if is_shown(row, self.options.kinds)]

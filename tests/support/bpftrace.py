@@ -15,7 +15,7 @@ END_SECONDS = 60.0
 
 @contextmanager
 def bpftrace(script: str, program: Workload) -> Iterator[list[dict[str, Any]]]:
-    """Run bpftrace until the program ends, at the end of the context. Then the list has what it printed."""
+    """Run bpftrace until the program ends, at the end of the context. Then the list has its JSON output."""
     printed: list[dict[str, Any]] = []
     end = f"tracepoint:sched:sched_process_exit /pid == {program.pid} && tid == pid/ {{ exit(); }}"
     process = subprocess.Popen(

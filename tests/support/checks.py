@@ -97,8 +97,8 @@ def off(
     Fails at once if the time is too long: beyond the tolerance, and at least `more_us` above the truth.
 
     The truth may have a lower bound `least_us`, which the kernel tells (tests/workloads/workload.h). Then
-    any shorter time down to this bound less `more_us` is right too. `more_us` is the time that such a thread
-    was on the run queue.
+    any shorter time down to this bound less `more_us` and the tolerance PER_SWITCH_US is right too. `more_us`
+    is the time that the threads that waited were on the run queue.
     """
     words = f"{what}: {seen_us:.0f} us, truth {told_us:.0f} us, at least {least_us} us"
     is_about = seen_us == about(told_us, waits)

@@ -123,7 +123,7 @@ class Sampler:
     def __init__(self, blocks: Mapping[bytes, bytes]) -> None:
         self.blocks = dict(blocks)
         self.later: dict[bytes, bytes] = {}
-        """Blocks that take the place of the block for a request once that has been sent."""
+        """By request, the block that takes the place of the one in `blocks` after that has been sent once."""
         self.requests: list[bytes] = []
         self.answers = threading.Event()
         self.answers.set()

@@ -1,4 +1,4 @@
-"""Starts programs in place of the exporter that do not do what it does."""
+"""Starts programs in place of the exporter, which do not behave as an exporter does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Scripts for the kernel test module. Each function that takes a lock gets it free, contended and in vain."""
+"""Scripts for the kernel test module. Each function that takes a lock is called on a free
+lock, on a contended one and in vain."""
 
 from __future__ import annotations
 

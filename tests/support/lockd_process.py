@@ -94,7 +94,7 @@ class Metrics:
 
 
 def _total(beginning: str, text: str) -> int:
-    """Return the sum of the values of all lines that begin so.
+    """Return the sum of the values of all lines that begin with `beginning`.
 
     This is much faster than parsing all lines, which may be 100,000.
     """

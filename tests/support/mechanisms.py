@@ -20,7 +20,7 @@ def asked_for(request: pytest.FixtureRequest, parameter: str) -> set[str]:
 
 
 class Daemons:
-    """A daemon for each of these mechanisms that this kernel offers, beside those that run already."""
+    """A daemon for each of `mechanisms` that this kernel offers, and `others`, which run already."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ RESTARTS = (-512, -513, -514, -516)
 UNSIGNED = 2**64 - 1
 WAITS_AGAIN_SECONDS = 0.1
 """The time within which a thread is back in its wait after a stop. One that is not was in the wait only for a
-moment, such as when an interpreter changed hands."""
+moment, as for the lock of an interpreter."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
