@@ -4,8 +4,8 @@ The sampler's snapshot has the head {"functions": [name, ...], "stacks": [[user,
 [[unit, comm, reason, blocked_ns, count, waiting], ...], "samples": [[group, stack, waker, stack of the waker,
 weight_ns, samples], ...], "time": ..., "monotonic": ...}. `user` and `kernel` are lists of positions in
 `functions`, innermost first. The groups and stacks in `samples` are positions in `groups` and `stacks`. The
-array `waiting_ns` has how long each ongoing wait has lasted: `waiting` of them for each group, one group after
-the other (lockd/sample/aggregates/wait_stacks.py).
+array `waiting_ns` has how long each ongoing wait has lasted, in ns: `waiting` numbers for each group, one
+group after the other (lockd/sample/aggregates/wait_stacks.py).
 """
 
 from __future__ import annotations
