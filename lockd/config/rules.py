@@ -114,7 +114,7 @@ def scalar(wants: str, tags: set[str], parse: Callable[[str], T]) -> Rule[T]:
 
 
 def duration(low: str, high: str) -> Rule[int]:
-    """A duration, which is read as nanoseconds. A number without a unit is refused, except 0 if `low` is 0."""
+    """A duration, which is read as nanoseconds. Only 0, if `low` allows it, may have no unit."""
     low_ns, high_ns = parse_duration(low), parse_duration(high)
 
     def parse(text: str) -> int:
