@@ -24,7 +24,8 @@ from lockd.sample.budget.spending import ProgramTimes
 from lockd.sample.saved_state import SavedState
 
 CAPTURES = "captures"
-"""The pair that is not folded: each entry is a question to the namer, to be asked while the process lives."""
+"""The pair whose entries are not kept to be folded: each is a question to the namer, which has to be asked
+while the process lives."""
 BLOCKED_PROCESSES = "blocked_processes"
 RELEASES, REFUSED_RELEASES = "releases", "refused_releases"
 RELEASE_RECORD, KERNEL_RELEASE_RECORD = "release_record", "kernel_release_record"
@@ -64,8 +65,8 @@ class Backlog:
 
     Rows are numbered from the first row ever drained. If the memory is in the file of `saved`, rows stay
     there until forget_folded(), and the next sampler finds all rows that are not in the saved counts. To that
-    end each method takes effect by the change of one word. Raises ValueError if the words in the file make no
-    sense.
+    end each method takes effect by the change of one of two words in the file (BASE and END), at whatever
+    moment the process may end. Raises ValueError if these words make no sense.
     """
 
     def __init__(self, table: HashMap, more: int, saved: SavedState | None = None) -> None:
@@ -227,11 +228,12 @@ class Collector:
         self._on_cpu: Entries = np.empty(0, np.uint64), np.empty(0, np.uint32)
         """The threads that were on a CPU when the table of threads was last read, and their processes."""
         self._missing: set[int] = set()
-        """Processes of such threads that were gone at the last forget_vanished()."""
+        """Processes of threads in `_on_cpu` that were gone at the last forget_vanished()."""
         self.abandoned = 0
-        """Holds of kernel locks that will never end because their threads are gone."""
+        """The number of holds of kernel locks that will never end because their threads are gone."""
         self.known_locks, self.hotspots = hashes.get("known_locks"), hashes.get("hotspots")
-        """The maps of locks that were captured and of Java machines; None if futex calls are not measured."""
+        """The map of locks that were captured, and the map of processes with HotSpot, a Java machine; None if
+        futex calls are not measured."""
         self.cpythons = hashes.get("cpythons")
         """The map of processes of CPython; None if neither releases of user-space locks nor waits are
         sampled."""
@@ -264,7 +266,7 @@ class Collector:
 
     @property
     def largest(self) -> int:
-        """The most entries of one map, of all pairs except the captures."""
+        """The most entries that one map can have, among all pairs except the captures."""
         return max(pair[0].entries for name, pair in self._maps.pairs.items() if name != CAPTURES)
 
     @property
@@ -363,12 +365,12 @@ class Collector:
     def threads(
         self, are_wanted: Callable[[Columns], npt.NDArray[np.bool_]] | None = None
     ) -> tuple[Entries, Columns]:
-        """Return the living threads that were switched out since lockd started, and the ids of their
-        processes.
+        """Return the ids and the `struct thread` of the living threads that were switched out since lockd
+        started, and the ids of all processes in the table.
 
         Threads whose entry changes while the table is read are missing. So are threads for whose `struct
-        thread` `are_wanted` returns false; if no thread is wanted, the table is read only once. The ids are
-        those of all processes in the table, whether their threads are wanted or not.
+        thread` `are_wanted` returns false; if no thread is wanted, the table is read only once. The process
+        ids are not reduced in this way.
         """
         buffers = self._maps.buffers
         tids, threads = map(structs.copy, self._threads.read(buffers))
@@ -383,7 +385,7 @@ class Collector:
         return (tids.astype(np.uint32), threads), tgids
 
     def forget_vanished(self, is_gone: Callable[[int], bool]) -> None:
-        """Delete the entries of threads that ended under another thread id, as the last threads() shows them.
+        """Delete the entries of threads that ended under another thread id. Call threads() before.
 
         A thread that calls exec gets the id of the thread-group leader. If the exec fails after that, the
         programs see the thread end under the leader's id. The entry of its first id then says for ever that

@@ -27,10 +27,10 @@ FUTEX, KERNEL_LOCKS = "futex", "kernel_locks"
 OVER = "_over"
 """Suffix of the name of an overflow map's pair."""
 MOST_ROWS = 8 * FOLDED_ROWS
-"""Rows that are folded in one go where a tick has to fold more than FOLDED_ROWS. A fold has a fixed cost, and
-rows of one key are cheaper together."""
+"""Most rows that are folded in one go where a tick has to fold more than FOLDED_ROWS. A fold has a fixed
+cost, and rows of one key are cheaper together."""
 HELD_BACK_ROWS = 20_000
-"""Entries of futex calls that are held back at most, until the names of their locks are known."""
+"""Most entries of futex calls that are held back until the names of their locks are known."""
 
 
 class Folding:
@@ -50,7 +50,7 @@ class Folding:
     ) -> None:
         """`note_futex_calls(keys)` is called with the keys of futex calls; it gets each drained entry once.
 
-        Thread ids in keys from `first_process_id` on stand for whole processes.
+        A thread id in a key stands for a whole process if it is `first_process_id` or more.
         """
         self._collector = collector
         self._aggregates = aggregates
@@ -60,7 +60,7 @@ class Folding:
         self._first_process_id = first_process_id
         self._backlogs = {name: rows for name, rows in collector.backlogs.items() if name != STACKS}
         self.tick = 0
-        """The tick at which the last entries were drained."""
+        """The number of the tick in which entries were last drained."""
         self._undecided: Entries | None = None
         """Entries of futex calls that are held back."""
         self._undecided_since = np.zeros(0, np.int64)
@@ -69,7 +69,8 @@ class Folding:
         """The number of futex calls in `_undecided`."""
 
     def save(self) -> tuple[dict[str, int], dict[str, npt.NDArray[Any]]]:
-        """Return the number of the next entry to fold of each pair, and the entries that are held back."""
+        """Return the number of the next entry to fold of each pair, and the entries that are held back, their
+        `keys` and `values` as 64-bit words."""
         first = {name: backlog.first for name, backlog in self._collector.backlogs.items()}
         keys, values = self._undecided or (np.zeros(0, np.int64), np.zeros(0, np.int64))
         return first, {"keys": keys.view(np.int64), "values": values.view(np.int64)}

@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 MESSAGE_BYTES = 64
 MESSAGES = 16
 """Most messages that are read from the exporter between two ticks, or in LONGEST_PAUSE if ticks are further
-apart. After a request for a block, which takes some milliseconds to answer, no further message is read."""
+apart. After a request for a block, which takes some milliseconds to answer, no further one is read in that
+time."""
 LONGEST_RARE_TICK = 5 * NS
 """Nanoseconds to which restraint may lengthen the time between ticks. What is written in a longer time might
 not fit into the maps."""
@@ -44,8 +45,8 @@ class Loop:
 
     `on_message(bytes)` gets the exporter's messages that are no requests, and b"" when the exporter has
     closed its end of the socket. `after_tick()` is called after every tick, and every second between ticks
-    that are further apart. A byte on `wakeup` ends a wait early, and has `after_tick()` called as well, so
-    that what a signal handler asks for is done at once.
+    that are further apart. It is also called at once when a byte comes on `wakeup`, so that what a signal
+    handler asks for does not wait for the next tick.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class Loop:
         self.control: socket.socket | None = None
         """The non-blocking socket to the exporter; None while no exporter runs."""
         self._settling: list[tuple[socket.socket, int]] = []
-        """Requests of the kind REQUEST_SETTLED: the socket to answer on, and the tick that has to be
-        counted."""
+        """For each request of the kind REQUEST_SETTLED: the socket to answer on, and the number of the tick
+        up to which everything has to be counted first (Sampler.has_counted())."""
 
     def stop(self) -> None:
         self._stopped = True
@@ -119,7 +120,7 @@ class Loop:
     def _has_room_for_answer(self) -> bool:
         """Whether an answer can be sent to the exporter at once.
 
-        No request is read from an exporter that has not read the answers before: its answer would have to
+        No request is read from an exporter that has not read earlier answers: the new answer would have to
         wait, or would be lost while the exporter waits for it.
         """
         return bool(self.control and select.select([], [self.control], [], 0)[1])
@@ -152,7 +153,7 @@ class Loop:
                 asker.send(SETTLED)
             except BlockingIOError:  # tried again once the exporter has read earlier answers
                 break
-            except OSError as error:  # as in _send()
+            except OSError as error:  # as in _send(): the exporter has closed its end, for instance
                 log.warning("the control socket to the exporter failed: %s", error)
             del self._settling[0]
 

@@ -49,7 +49,7 @@ class TickTimes:
 
 
 class OwnCost:
-    """Counts what the sampler did, and exports all metrics about lockd.
+    """Counts what the sampler did, and exports the metrics about lockd, except those of CpuBudget.
 
     `functions` has the program and the descriptor of every BPF function.
     """
@@ -74,9 +74,9 @@ class OwnCost:
         self.exporter_restarts = 0
         self.captures_refused = 0
         self.releases: SampleCounts | None = None
-        """The sampled releases of locks; None if there are none."""
+        """The counts of sampled releases of locks; None if the programs sample none."""
         self.wait_samples: SampleCounts | None = None
-        """The sampled waits off the CPU; None if there are none."""
+        """The counts of sampled waits off the CPU; None if the programs sample none."""
         self.undecided_calls = 0
         """Futex calls that are not counted yet because the names of their locks are being looked up."""
         self.taken_over = {"end": 0, "crash": 0}
@@ -86,7 +86,8 @@ class OwnCost:
         lost."""
         self._reload_was_successful, self._reloaded, self._keys_waiting = True, time.time(), 0
         self._before: dict[str, float] = {}
-        """The last saved `_others` of the sampler whose counts were taken over."""
+        """What read() is to add to its counters: those that the sampler whose counts were taken over saved
+        last."""
         self.read()
 
     def note_reload(self, was_successful: bool, keys_waiting: int) -> None:
@@ -131,7 +132,7 @@ class OwnCost:
         self._others = {name: value + self._before.get(name, 0) for name, value in now.items()}
 
     def _read_samples(self) -> dict[str, float]:
-        """Return the counters of samples that this process keeps; they begin at 0 in the next one."""
+        """Return the counters of samples that this process keeps; they begin at 0 in the next process."""
         counters: dict[str, float] = {}
         for sort, samples in self._samples:
             refused, refused_ns = samples.refused_here
@@ -152,7 +153,7 @@ class OwnCost:
         return self._exporter.ended_seconds + self._before.get("exporter_seconds", 0.0)
 
     def export(self, block: Block, families: list[Series], unit_lines: int) -> None:
-        """Add all metrics about lockd to a block, with those about the series in `families`.
+        """Add the metrics about lockd to a block, also those about the series in `families`.
 
         `unit_lines` is how many lines lockd_unit_info has.
         """
@@ -214,8 +215,8 @@ class OwnCost:
         runs: dict[str, npt.NDArray[np.int64]] = {}
         for program, fd in self._functions:
             runs[program] = runs.get(program, 0) + program_info(fd)
-        # Since 9ed9e9ba2337 (5.12) a program called while it runs on the same CPU, or while
-        # that CPU changes a map, is left out and counted.
+        # Since commit 9ed9e9ba2337 (Linux 5.12) the kernel counts the calls of a program that it skips
+        # because the program is running on that CPU already, or because that CPU is changing a map.
         for program, (_, _, missed) in runs.items():
             dropped[program, "recursion"] = int(missed)
         if "kernel_holding" in self._collector.capacities:

@@ -60,7 +60,8 @@ from lockd.sample.wait_samples import WaitSamples
 log = logging.getLogger(__name__)
 
 WINDOWS = 3
-"""Ticks until an event is drained: its window ends, waits for a grace period, and is drained."""
+"""Ticks after Collector.end_window() by which all earlier events are drained: their window ends, a grace
+period passes (lockd/kernel/pairs.py), and the window is drained."""
 HOUSEKEEPING_SECONDS = 10.0
 LONGEST_UNFOLDED = 10.0
 """Seconds after which drained rows are folded even if all are about lockd and kernel threads, and so are not
@@ -68,7 +69,8 @@ urgent."""
 FEW_ROWS = 256
 """Up to this number of rows, a fold costs hardly more than its fixed part."""
 SAVE_SECONDS = 5.0
-"""Seconds after a fold until the counts are saved. Rows that are not folded are saved as they are."""
+"""Most seconds from a fold until its counts are saved. Rows that are not folded yet need no saving: they have
+been in the file since they were drained (Backlog)."""
 FORMAT = 3
 """Version of the saved counts; to be raised when their form changes."""
 FIRST_FOLD_SECONDS = 0.5
@@ -85,17 +87,17 @@ class SamplerSettings:
     cpu_budget: float | None = None
     """The share of the machine that lockd may take; None for no limit."""
     cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
-    """The processors of that machine. A virtual machine can get more of them while it runs."""
+    """The number of processors of the machine. A virtual machine can get more of them while it runs."""
     parked: Sequence[str] = ()
     """Patterns for names of locks that idle threads park on, besides the locks that lockd knows."""
     samples_per_second: int = 20
-    """Releases of locks that are sampled in a second, if the programs sample them."""
+    """About how many releases of locks are sampled in a second on a busy host, if the programs sample any."""
     waits_per_second: int = 20
-    """Waits off the CPU that are sampled in a second, if the programs sample them."""
+    """About how many waits off the CPU are sampled in a second on a busy host, if the programs sample any."""
 
     @property
     def namer_share(self) -> float:
-        """The part of a CPU's time that the namer may spend on one process, and on one user."""
+        """The part of one CPU's time that the namer may spend on any one process, or on any one user."""
         cpus = 1.0 if self.cpu_budget is None else self.cpu_budget * self.cpus
         return NAMER_SHARE * min(cpus, 1.0)
 
@@ -254,10 +256,10 @@ class Sampler:
         )
 
     def reload(self, settings: SamplerSettings) -> None:
-        """Take other settings; `parked` and the bounds on series must be the same as before.
+        """Take other settings, which differ in the filter, budget, `cpus`, `idle_seconds` and windows only.
 
-        Rows that are drained already are counted by the old settings, except futex calls that are held back
-        until their locks have names.
+        There must be no more windows than at the start. Rows that are drained already are counted by the old
+        settings, except futex calls that are held back until their locks have names.
         """
         self.fold()
         self._limits = settings.limits

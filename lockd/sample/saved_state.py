@@ -16,7 +16,8 @@ from lockd.messages import DIGEST_BYTES, digest
 PLACE = 1 << 30
 """Bytes from one part of the file to the next; only what is written takes memory.
 
-The parts are: the words described below, two places that hold the counts by turns, and the drained rows.
+The parts are: the words (DRAINING, NUMBERS, LENGTHS), two places that hold the counts by turns, and the
+drained rows.
 """
 DRAINING, NUMBERS, LENGTHS = 0, 1, 3
 """Positions of the words in the first part: whether a drain is under way (is_draining), the number of the

@@ -48,8 +48,8 @@ AGAIN_SECONDS = 60.0
 MOST_REMEMBERED = 20_000
 """Most stacks that are remembered, of user space and of the kernel each."""
 FEW_NEW = 5
-"""New stacks within a minute that neither start nor keep a namer. On a quiet host most of them are of
-commands that run for a moment, and are never seen again."""
+"""Most new stacks within a minute that neither start a namer nor keep one running. On a quiet host most new
+stacks are of commands that run for a moment, and are never seen again."""
 MOST_OF_PLACE = 64
 """Most stacks that are remembered for one process, program counter and list of Python functions. A capture is
 compared with them one by one."""
@@ -61,8 +61,8 @@ MOST_WAITING = 1024
 THREADS_AT_FIRST = 1000
 """The number of threads that are assumed to wait all the time, for the pace of the first samples."""
 WAITS_PER_SAMPLE, QUIET_PART = 30, 10
-"""There is at most one capture for WAITS_PER_SAMPLE waits: a quiet host has fewer captures than configured,
-down to 1/QUIET_PART of that number."""
+"""One thread is to be captured for WAITS_PER_SAMPLE waits, but in a second no more than the configured number
+and no fewer than 1/QUIET_PART of it: a quiet host has fewer captures than configured."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class NamedStack:
     """A captured stack, whose functions may not be known yet."""
 
     asked: float
-    """When the namer was asked, by the monotonic clock in seconds."""
+    """When the namer was asked (monotonic clock in seconds); ANSWER_SECONDS earlier if it cannot be asked."""
     user: tuple[str, ...] | None = None
     """Functions in user space, innermost first; None while they are not known."""
     kernel: tuple[str, ...] | None = None
@@ -96,7 +96,8 @@ class _Known:
     """When it expires, by the monotonic clock in seconds."""
 
     def is_due(self, now: float) -> bool:
-        """Whether to ask for it again now. Then it next expires AGAIN_SECONDS later, if no answer comes."""
+        """Whether to ask the namer again now. If so, it expires again AGAIN_SECONDS later, unless an answer
+        comes."""
         if now < self.expires:
             return False
         self.expires = now + AGAIN_SECONDS
@@ -183,7 +184,7 @@ class _Question:
 
 
 class RememberedStacks:
-    """Names captured stacks: those that are remembered at once, others by the namer.
+    """Names captured stacks: stacks that are remembered get their names at once, others from the namer.
 
     A namer takes memory and processor time, so two kinds of questions neither start a namer nor keep one
     running: those about stacks that have expired, as the answer is usually the same, and those about stacks
@@ -210,7 +211,7 @@ class RememberedStacks:
     def name(
         self, tgid: int, capture: Any, kernel: tuple[int, ...], now: float, python: tuple[int, ...] = ()
     ) -> NamedStack:
-        """Name a captured stack.
+        """Return a captured stack with its functions if they are remembered; else note_answer() adds them.
 
         `capture` is an array of one `struct capture`, whose `tid` is 0 if there is no user stack.
         `kernel` are return addresses, and `python` the code objects of Python functions, innermost first.

@@ -29,15 +29,16 @@ IN_KERNEL = PROGRAMS.index("kernel_locks")
 MOST_LOCKS = 8
 """Most locks of one chain. Time that the last one would pass on stays with it, with the cause LOCK."""
 MOST_FOLLOWED = 300
-"""Most locks whose chains are followed: those for which threads waited longest. Up to half of them are chosen
-as the first ranking.FLOOR locks of each process."""
+"""Most locks whose chains are followed: those for which threads waited longest. Up to half of these places go
+to the first ranking.FLOOR locks of each process."""
 LEAST_SHARE = 0.01
-"""The smallest share of a lock's time that is passed on. Less stays where it is, with the cause LOCK."""
+"""The smallest share of the time of a chain's first lock that is passed on. Less stays where it is, with the
+cause LOCK."""
 MOST_STEPS = 20_000
 """Most steps of one answer. In each step time is passed on to another lock; after the last one, chains end
 where they are."""
 SHOWN = 500
-"""Most rows of the table: those with the most time. Up to half of them are chosen as the first ranking.FLOOR
+"""Most rows of the table: those with the most time. Up to half of these places go to the first ranking.FLOOR
 rows of each process."""
 SHOWN_CHAINS = 8
 """Most chains of a row: those with the most time."""

@@ -34,7 +34,8 @@ RECENT = 60.0
 SHOWN = 1000
 """Rows that one table of an answer to /api/v1 has at most."""
 SHOWN_BY_PROCESS = 500
-"""Most rows of a table that go to processes by turns, up to ranking.FLOOR to each, before all others."""
+"""Most rows of a table that are given to the processes by turns, up to ranking.FLOOR rows to each process.
+All other rows are chosen after these."""
 SHOWN_IDLE = 250
 """Rows, out of SHOWN, that are kept for waits that are no contention: for work, or off the CPU."""
 SHOWN_UNCONTENDED = 250
@@ -69,7 +70,7 @@ class ContentionTables:
         capacity = max(MIN_ROWS, at_once)
         self._thread_comm = thread_comm
         # The time of all threads of a lock may have more than 64 bits. A float will do, as readers of the
-        # table get floats: up to 292 years an addition is off by a microsecond at most.
+        # table get floats: while a sum is below 292 years, an addition is off by a microsecond at most.
         waits = {"blocked_ns": np.float64, "count": np.int64, "max_ns": np.int64, "waiting_ns": np.int64}
         about = {"program": np.int8, "kind": object, "process": object, "tgid": np.int64}
         self.threads = Table(
@@ -92,7 +93,7 @@ class ContentionTables:
                 "stack": object,
                 "sites": object,  # Counter of sites, the same object as in UserLocks
                 "holders": object,  # HoldersOfLock: the code that held it, as sampled; 0 or None without
-                "series_code": np.uint64,  # hash of the label set, 0 as long as it has no name
+                "series_code": np.uint64,  # hash of the label set, 0 while the lock has no name
             },
             capacity,
         )
@@ -104,7 +105,10 @@ class ContentionTables:
     def thread_rows(
         self, program: str, waits: ThreadRows, kinds: Columns, kind_names: Columns, now: float
     ) -> Rows:
-        """Return the row in `threads` of each thread and kind of wait; `kind_names` is indexed by kind."""
+        """Return for each wait the row of its thread and kind in `threads`.
+
+        `kinds` has the number of the kind of each wait, by which `kind_names` is indexed.
+        """
         number = PROGRAMS.index(program)
         tids, who = waits.tids, waits.who
 
@@ -178,7 +182,7 @@ class ContentionTables:
         """Forget threads, locks and holds without a new wait or hold for a long time.
 
         `alive` are the names of the living processes by id. What belongs to ended processes is forgotten
-        sooner. A lock of the kernel belongs to all processes with one name, and has no process id.
+        sooner. A lock of the kernel has no process id: it belongs to all processes with the same name.
         """
         self._pairs.forget_unseen(now - RECENT)
         names = set(alive.values())

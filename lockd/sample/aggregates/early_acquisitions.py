@@ -40,7 +40,7 @@ class EarlyCounts:
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[int, int], EarlyAcquisitions] = {}
-        """By the address of the lock and the id of the thread."""
+        """The acquisitions by the address of the lock and the id of the thread."""
         self._now = 0.0
 
     def __len__(self) -> int:
@@ -98,10 +98,11 @@ class EarlyCounts:
             self._subtract((int(locks[row]), int(tids[row])), row, counted)
 
     def subtract_nameless(self, types: Columns, counted: npt.NDArray[np.int64]) -> None:
-        """Subtract early acquisitions from `counted`, the acquisitions by lock type in an overflow map.
+        """Subtract the acquisitions that were counted early from `counted`, in place.
 
-        Such a map has neither lock nor thread. So early acquisitions of any locks of the type that are no
-        longer held are subtracted.
+        `counted` has the acquisitions of entries that name no lock and no thread, as those of an overflow
+        map, and `types` their lock types. So early acquisitions of any locks of the same type are subtracted
+        if these locks are no longer held.
         """
         for key, early in list(self._by_key.items()):
             if early.seen < self._now:

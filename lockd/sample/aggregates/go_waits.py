@@ -13,7 +13,7 @@ from lockd.sample.series.limits import LineBudget
 from lockd.sample.series.series import Series
 
 ASKED_AT_ONCE = 500
-"""Most processes of one question. If there are more, the others are asked for when these have ended."""
+"""Most processes of one question: those with the lowest ids. Others have to wait until some of these end."""
 WAITED = "lockd_go_mutex_wait_seconds_total"
 
 

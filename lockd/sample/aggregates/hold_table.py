@@ -18,7 +18,7 @@ from lockd.sample.aggregates.ongoing import OngoingWaits
 from lockd.sample.series.label_hash import hash_labels
 
 ASKED_AT_ONCE = 100
-"""Lock names that are asked for after one survey, which is once a second."""
+"""Most lock names that are asked for after one survey. There is one survey in a second."""
 SHOWN = 1000
 """The largest number of locks that get names and are shown: those that were held longest."""
 
@@ -76,7 +76,10 @@ class HoldTable:
         np.add.at(self._table["acquisitions"], rows, 1)
 
     def note_holding(self, holding: OngoingWaits, now: float) -> None:
-        """Replace what is known of the locks held at this moment; `waited_ns` is how long each is held."""
+        """Replace what is known of the locks that are held.
+
+        `holding.waited_ns` is for how long each of them has been held.
+        """
         table = self._table
         table["holding_ns"][:] = 0
         table["holding_tid"][:] = 0

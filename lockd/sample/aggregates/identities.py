@@ -17,7 +17,7 @@ from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.series import OTHER
 
 MAX_IDENTITIES = 50_000
-"""Identities that are remembered. If there are more, all are forgotten, and active ones are learnt again."""
+"""Most identities that are remembered. If there are more, all are forgotten; active ones are learnt again."""
 OVERFLOWED = 0
 """The identity of entries from an overflow map, which have no process."""
 FIRST_ROOM = 256

@@ -29,11 +29,11 @@ TYPES_HELD = 4
 """How many lock types have holds: mutexes, rwsems by readers and by writers, semaphores. The programs see no
 release of another type."""
 OWNED = ("mutex", "rwsem_read", "rwsem_write")
-"""Lock types that only the thread that took the lock releases. In the few exceptions a hold is short."""
+"""Types of locks that are released by the thread that took them. In the few exceptions a hold is short."""
 ABANDONED_NS = 60_000_000_000
 """Nanoseconds of a hold after which it counts as abandoned if its thread is gone."""
 CHECKED_AT_ONCE = 1000
-"""Threads that are looked for in procfs in one go. Each takes some 15 us."""
+"""Most threads that are looked for in procfs in one go. Each takes some 15 us."""
 
 
 class KernelHoldAggregates:
@@ -97,8 +97,8 @@ class KernelHoldAggregates:
     ) -> None:
         """Replace what is known of the locks that are held, at `clock` (monotonic, in ns).
 
-        `keys` and `holding` are the entries of the map. `waits` are the keys of the waits that had not ended
-        just before: a lock that was asked for a while ago and is not waited for is held.
+        `keys` and `holding` are the entries of the map `kernel_holding`. `waits` are the keys of the waits
+        that had not ended just before: a lock that was asked for a while ago and is not waited for is held.
         """
         now = clock / NS
         depth, since = holding["depth"].astype(np.int64), holding["since"].astype(np.int64)

@@ -81,7 +81,7 @@ class LockHolders:
         locks = self._contention.locks
         if row < 0:
             return (OTHER, OTHER, self._kinds[release.kind], OTHER, OTHER)
-        if locks["series_code"][row] == 0:  # its name is not known, as in the other series of locks
+        if locks["series_code"][row] == 0:  # without a name it counts as `other`, as in all series of locks
             return (OTHER, OTHER, locks["kind"][row], OTHER, OTHER)
         return (*locks["process"][row], locks["kind"][row], locks["lock"][row], last)
 
@@ -163,8 +163,9 @@ class Part(NamedTuple):
 class HoldersOfLock:
     """The holders of one lock, by the site of their code.
 
-    A holder takes the place of another one if its merit is STAYS times as large. It begins at zero: its time
-    until then stays in OTHER, and the time of the other one is moved there.
+    MOST_HOLDERS of them are counted by themselves. A new holder takes the place of one of these if its merit
+    is STAYS times as large. It begins at zero: its time until then stays in OTHER, and the time of the holder
+    that it replaces is moved there.
     """
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ class LockSeries:
         processes: ProcessNames,
         now: float,
     ) -> Rows:
-        """Return the row in the table of locks of each key; the other columns describe new rows."""
+        """Return the row in the table of locks of each key; the other arguments describe new rows."""
 
         def describe(positions: Rows) -> dict[str, Any]:
             return {

@@ -43,7 +43,7 @@ class OngoingWaits:
     who: Columns
     """tgid and an empty thread_comm, for the table of threads."""
     has_detail: bool
-    """Whether the tables of threads and locks are written."""
+    """Whether the waits are noted by thread and by lock, in the tables of threads and of locks."""
     is_lower_bound: npt.NDArray[np.bool_]
     """Whether the wait began before lockd, at an unknown time: it has lasted longer than `waited_ns`."""
 

@@ -32,7 +32,7 @@ MOST_STACKS = 20_000
 """Most combinations of a group, stack, waker and stack of the waker that are kept. If there are more, the
 half with the least weight counts as OTHER_STACKS."""
 MOST_SENT = 5000
-"""Most such combinations in one answer, besides OTHER_STACKS of each group."""
+"""Most combinations (as in MOST_STACKS) in one answer, besides OTHER_STACKS of each group."""
 
 
 class CallStack(NamedTuple):
@@ -96,7 +96,7 @@ class WaitStacks:
         self._calls = 0
         """The clock of the table: a group that was found by a later call was seen later."""
         self.waits = 0
-        """Waits that were counted."""
+        """The number of waits that were counted."""
         self._weights: dict[_Place, _Weight] = {}
         self._stacks: dict[CallStack, CallStack] = {}
         """The stacks of `_weights`, so that equal ones share memory."""
@@ -139,9 +139,10 @@ class WaitStacks:
 
         `user` and `kernel` are lists of positions in `functions`. Groups and stacks of samples are positions
         too. The samples with the most weight come first. `waiting` is the number of threads whose waits have
-        not ended, by ContentionTables.threads. The array has how long each of them has waited so far: the
-        first `waiting` numbers are those of the first group, and so on. A sum would not do, because a profile
-        of N seconds counts each wait with N seconds at most. There may be as many waits as threads.
+        not ended, according to `threads` (ContentionTables.threads). The array has how long each of them has
+        waited so far: the first `waiting` numbers are those of the first group, and so on. A sum would not
+        do, because a profile of N seconds counts each wait with N seconds at most. The times are an array
+        because there may be as many as threads.
         """
         rows = np.flatnonzero(self._groups.used)
         number_of = {row: number for number, row in enumerate(rows.tolist())}
@@ -188,7 +189,7 @@ class WaitStacks:
         return lines, waiting_ns
 
     def _sent_weights(self) -> dict[_Place, _Weight]:
-        """The MOST_SENT heaviest samples, and the rest of each group as one."""
+        """The MOST_SENT places with the most weight, and the other places of each group as one."""
         if len(self._weights) <= MOST_SENT:
             return self._weights
         ordered = _heaviest_first(self._weights.items())

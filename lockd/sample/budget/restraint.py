@@ -13,9 +13,10 @@ step only if that step makes cheaper what is too expensive:
 - The exporter works for those who ask it. No step makes its work cheaper, and so its CPU time raises no
   level.
 
-At each step up, a few seconds of the budget count as saved, so that the step has time to take effect. The
-less lockd then exceeds its budget, the longer these savings last. The level goes down by one step when
-programs and sampler have taken clearly less than the budget for a while, or when their savings are full.
+At each step up that programs or sampler cause, a few seconds of the budget count as saved, so that the step
+has time to take effect. The less lockd then exceeds its budget, the longer these savings last. The level goes
+down by one step when programs and sampler have taken clearly less than the budget for a while, or when their
+savings are full and the last step was a while ago.
 Whenever the level has to rise again soon after a step down, the time before the next step down is doubled.
 """
 
@@ -45,7 +46,8 @@ SAMPLER_SECONDS = 5.0
 """The most that the sampler can save, in seconds of SAMPLER_SHARE. The sampler can never take more than a
 whole processor, and so needs 15 s to use these savings up."""
 STEP_SECONDS = 3.0
-"""What programs and sampler count as having saved at the beginning of a step, in seconds of each limit."""
+"""What is added to the savings of programs and sampler at a step up that they cause, in seconds of each
+limit."""
 SETTLED_SECONDS = 2.0
 """Seconds after a step up before the next one. In the first of them, rows from before the step are folded."""
 NAMER_SECONDS = 120.0
@@ -92,7 +94,7 @@ class Restraint:
         self.budget, self._cpus = budget, cpus
         self.level = 0
         self.spent = Spent()
-        """What lockd took when judge() was last called."""
+        """What lockd took in the time that was judged last."""
         self.seconds = [0.0] * len(STEPS)
         """Seconds that lockd has been at each level."""
         self._for_events, self._for_namer = Savings(SAVED_SECONDS), Savings(NAMER_SECONDS)
@@ -156,7 +158,10 @@ class Restraint:
         self._log_change(logging.WARNING, self.level - 1, why)
 
     def _come_down(self, budget: float) -> None:
-        """Go down one step if it was calm for long enough, or if savings are full."""
+        """Go down one step if it was calm for long enough.
+
+        If savings are full, it is enough that the last step was long enough ago.
+        """
         is_full = self._for_events.is_full and self._for_sampler.is_full
         wait = self._since_step if is_full else self._calm
         if not self.level or wait < self._patience:

@@ -51,14 +51,14 @@ class ProgramTimes:
     ) -> None:
         self._read_ns, self._timed_runs, self._clock = read_ns, timed_runs, clock
         self._began_ns = 0
-        """When the current period began, if it is timed; else 0."""
+        """When the current period began (monotonic clock in ns), if it is timed; else 0."""
         self._next_ns = 0
-        """When the next period may be timed."""
+        """From when on a period may be timed again (monotonic clock in ns)."""
         self._untimed_left = 0
         """Periods that must pass before one may be timed. Their number counts, not their length: else a
         stall of the host in a timed period would keep programs from being timed for many times as long."""
         self._span_ns = 0
-        """The length of all periods that were timed since the last call of busy_cpus()."""
+        """The length in ns of all periods that were timed since the last call of busy_cpus()."""
         self._last_ns = read_ns()
         self._cpus = 0.0
 

@@ -1,1 +1,1 @@
-"""Locks: names and kinds of user-space locks, who waits for whom at one moment, and deadlocks."""
+"""Locks: names and kinds of user-space locks, sampled releases, who waits for whom, and deadlocks."""

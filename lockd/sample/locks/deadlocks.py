@@ -39,9 +39,10 @@ LOG_PERIOD_NS = 60 * NS
 SHOWN_THREADS = 32
 """Most threads of one deadlock that are shown, in the log and in the table."""
 REFUSED_NS = 3 * NS
-"""The wait of a refused thread began at most so many nanoseconds before the refusal was counted."""
+"""The wait of a thread that was refused a lock (see note_refused()) began at most so many nanoseconds before
+the refusal was counted."""
 MOST_REFUSED = 1000
-"""Most refused threads that are remembered."""
+"""Most threads that are remembered because they were refused a lock (see note_refused())."""
 ID_BYTES = 8
 """Bytes of the identifier of a deadlock."""
 LOST_NS = 120 * NS
@@ -62,7 +63,8 @@ class Deadlock:
     """One ring of threads."""
 
     threads: tuple[Wait, ...]
-    """The waits, the oldest first. The next thread holds each lock; the first thread holds the last one."""
+    """The waits in the order of the ring, from the oldest on. The lock of each is held by the thread of the
+    next wait, and the lock of the last one by the thread of the first."""
     process: Name
     """(unit, comm) of the first thread."""
     is_wanted: bool = False
@@ -70,7 +72,7 @@ class Deadlock:
     locks: set[Lock] = field(default_factory=set)
     """The locks that no thread can get: those of the ring, and those held by threads that wait for them."""
     waiting: int = 0
-    """Threads outside of the ring that wait for one of these locks."""
+    """The number of threads outside of the ring that wait for one of `locks`."""
     is_reported: bool = False
     is_logged: bool = False
     """Whether it was logged, or left out because there were too many."""
@@ -149,8 +151,8 @@ class Deadlocks:
         """`ask(question, is_needed)` passes a question to the namer, with whether the answer is needed, and
         returns whether it did so. take_holders() gets the answer.
 
-        `kernel_holder(address, waiter)` returns a thread id, 0 if it is not known. `process(tgid)` returns
-        unit and comm, and whether the filter wants the process.
+        `kernel_holder(address, waiter)` returns the thread id of the holder of a kernel lock, 0 if it is not
+        known. `process(tgid)` returns unit and comm, and whether the filter wants the process.
         """
         self._ask_namer, self._kernel_holder = ask, kernel_holder
         self._describe_lock, self._process, self._thread_comm = describe_lock, process, thread_comm
@@ -188,7 +190,7 @@ class Deadlocks:
 
     @property
     def reported(self) -> list[Deadlock]:
-        """The deadlocks that have lasted for LASTING_NS, oldest first."""
+        """The deadlocks that have lasted for LASTING_NS and that the filter wants, oldest first."""
         reported = [one for one in self._known.values() if one.is_reported and one.is_wanted]
         return sorted(reported, key=lambda deadlock: deadlock.formed)
 

@@ -43,10 +43,10 @@ LOCK = "lock"
 UNKNOWN_CAUSE = "unknown"
 """The cause of a wait if it is not known which thread held the lock, or if no thread released it."""
 WAIT_UNIT_NS = 1024
-"""The unit of Control.set_wait_per_sample(), in nanoseconds."""
+"""The unit of Control.set_wait_per_sample() and set_wait_per_capture(), in nanoseconds."""
 MOST_NS = 1_000_000_000_000
-"""The longest waited time that one sample stands for: with it, 100,000 threads that wait all the time make
-100 samples in a second."""
+"""The largest SamplePace.wait_ns: with it, 100,000 threads that wait all the time make 100 samples in a
+second."""
 MOST_WEIGHT_NS = 1 << 60
 """More nanoseconds than threads can have waited since a release: the bound for the weight of a sample."""
 ANSWER_SECONDS = 5.0
@@ -70,7 +70,7 @@ class Release:
     tgid: int
     """The process that waited: that of the thread which was woken."""
     process: Name
-    """Its unit and comm when the sample was read; it may have ended since."""
+    """Unit and comm of the process when the sample was read. The process may have ended since."""
     address: int
     kind: int
     """The kind of a user-space lock as the programs knew it (enum futex_kind), or the type of a kernel lock
@@ -132,11 +132,12 @@ class SamplePace:
     """Adapts the waited time that one sample stands for, so that `per_second` samples are taken.
 
     This time, `wait_ns`, changes once a second, and falls by half at most. If more than twice the wanted
-    number of samples were taken before the second is over, it doubles at once. Each sample has the weight
-    that was in force when it was taken, so sums are right however the time changes.
+    number of samples were taken before the second is over, `wait_ns` doubles at once. Each sample has the
+    weight that was in force when it was taken, so sums are right however the time changes.
 
-    It never falls below a second divided by `per_second`. Where all threads together wait for less than a
-    second in each second, there are fewer samples, and no namer is kept running for them on a quiet host.
+    `wait_ns` never falls below a second divided by `per_second`. Where all threads together wait for less
+    than a second in each second, there are fewer samples, and no namer is kept running for them on a quiet
+    host.
     """
 
     def __init__(self, per_second: int, now: float) -> None:

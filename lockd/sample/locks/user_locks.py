@@ -38,7 +38,7 @@ ASKED_AT_ONCE = 100
 LASTING_NS = 100_000_000
 """Nanoseconds after which the namer looks at a thread that waits for a lock in memory that is reused."""
 LASTING_AT_ONCE = 8
-"""Most such threads that the namer looks at after one survey. Each takes it some milliseconds."""
+"""Most threads that the namer looks at after one survey (see LASTING_NS). Each takes it some milliseconds."""
 PROVISIONAL_NS = 1_000_000_000
 """Nanoseconds after which a lock in reused memory is captured again if nothing certain was found about it."""
 AGAIN_SECONDS = 3600.0
@@ -107,7 +107,8 @@ class UserLocks:
         self._is_corrected = np.zeros(len(kinds), np.bool_)
         """Whether each kind was ever a wrong guess."""
         self._changes: set[tuple[int, int]] = set()
-        """Pairs of a guess and the kind that was found out, where the memory later was of another kind."""
+        """Pairs of a guess and a kind that was found out for it and no longer holds, because the memory has
+        another lock now."""
         self._is_lock = np.array([kind in ("lock", "pi") for kind in kinds])
         self.refused_captures = 0
         """Captures that were thrown away because the namer had too many questions."""
@@ -160,7 +161,10 @@ class UserLocks:
         self._resolver.watch(keys["tgid"].tolist())
 
     def _write_forgotten_kinds(self, rows: Rows) -> None:
-        """Tell the programs again what the namer found out about captured locks, where their calls differ.
+        """Tell the programs again what the namer found out about captured locks, where they cannot guess it.
+
+        They cannot guess that a lock is of another kind than its calls look like, or that a Java class is
+        counted object by object.
 
         The programs have forgotten it if the entry of the lock was dropped for another one (`known_locks` is
         an LRU map) or deleted by _refuse(). A lock is also captured because its entry is old: then nothing
@@ -199,7 +203,7 @@ class UserLocks:
     def note_answer(self, answer: LockAnswer) -> bool:
         """Note the name and kind of a lock that is still remembered, and write its kind for the programs.
 
-        Returns whether its kind is another than was known before or than its calls look like.
+        Returns whether its kind is another than was known before. At first that is the guess.
         """
         row = int(self._table.find(np.array([answer.key], np.uint64))[0])
         if row < 0:
@@ -280,9 +284,9 @@ class UserLocks:
     ) -> None:  # fmt: skip
         """Ask about locks in reused memory for which a thread has waited for LASTING_NS or longer.
 
-        The known name may be that of a lock that was in the memory before. Each wait is asked for once, and
-        if nothing certain is found, again whenever it has lasted twice as long. `thread_pointers` are 0 where
-        they are not known.
+        The known name may be that of a lock that was in the memory before. Each wait is asked about once,
+        and if nothing certain is found, again whenever it has lasted twice as long. `thread_pointers` are 0
+        where they are not known.
         """
         table = self._table
         if self._resolver.is_paused or not table["is_reused"].any():
@@ -327,7 +331,8 @@ class UserLocks:
     def is_undecided(
         self, tgids: Columns, addresses: Columns, kinds: Columns, now: float
     ) -> npt.NDArray[np.bool_]:
-        """Whether the name of each wait's lock is being asked for, and can come within HELD_BACK_SECONDS."""
+        """Whether the name of each wait's lock was asked for in the last HELD_BACK_SECONDS, without answer so
+        far."""
         table = self._table
         recent = (table["asked_at"] > 0) & (table["asked_at"] >= now - HELD_BACK_SECONDS)
         is_open = table.used & recent & ~table["is_answered"]

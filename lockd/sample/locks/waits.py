@@ -24,7 +24,7 @@ REFUSED = "refused"
 
 
 class Wait(NamedTuple):
-    """One thread in one call, for one lock."""
+    """The wait of one thread for one lock, in one call."""
 
     tid: int
     tgid: int
@@ -34,7 +34,7 @@ class Wait(NamedTuple):
     kind: str
     """Kind of a user-space lock, or lock type of a lock of the kernel."""
     family: str
-    """The lock's code in user space, such as mutex; empty if it is not known or the lock is in the kernel."""
+    """The sort of code that locks, such as mutex or rwlock; empty for a kernel lock or if it is not known."""
     in_kernel: bool
 
     @property
@@ -94,7 +94,7 @@ class Waits:
         return all((mine := self.find(wait.tid)) is not None and wait.goes_on_as(mine) for wait in waits)
 
     def has_all_of(self, later: Waits, latest: int) -> bool:
-        """Whether all waits of `later` are among these and began before `latest` (monotonic clock in ns)."""
+        """Whether all waits of `later` are among these and began by `latest` (monotonic clock in ns)."""
         if not len(self):
             return not len(later)
         rows = np.searchsorted(self._tids, later._tids).clip(max=len(self) - 1)
@@ -109,7 +109,7 @@ class Waits:
         return bool(is_same.all())
 
     def redirect(self, tid: int, address: int, earliest: int, latest: int) -> None:
-        """Let a thread wait for the PI lock at `address` if it is blocked in a mutex's code.
+        """Count a thread as waiting for the PI lock at `address` if it is blocked in a mutex's code.
 
         Its call must have begun between `earliest` and `latest` (monotonic clock in ns).
         """
@@ -261,7 +261,7 @@ class LockWaitReader:
         self._types = np.array(list(types), object)
 
     def read_waits(self, threads: Entries, in_kernel: Entries | None) -> Waits:
-        """Return the waits of threads that are off the CPU in a futex call, or wait for a kernel lock."""
+        """Return the waits for kernel locks, and those in futex calls for a lock or for a thread to end."""
         parts = []
         if self._user_locks:
             parts.append(self._in_user_space(self._user_locks, *threads))

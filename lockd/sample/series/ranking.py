@@ -18,7 +18,8 @@ from lockd.names.labels.processes import Name
 HALF_LIFE = 60.0
 """Seconds after which a wait that has ended counts half."""
 MEMORY_NS = int(HALF_LIFE / math.log(2) * 1e9)
-"""The merit, in nanoseconds, of one thread that waits all the time. No single wait counts more."""
+"""The merit, in nanoseconds, of one thread that waits all the time. An ongoing wait counts no more, nor does
+an ended wait in the series of locks."""
 EARNED_NS = 5_000_000
 """The least merit, in nanoseconds, with which a label set takes the place of another."""
 STAYS = 2.0

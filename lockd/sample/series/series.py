@@ -32,7 +32,8 @@ from lockd.sample.series.ranking import (
 
 OTHER = "other"
 SHOWN_SECONDS = 30.0
-"""Seconds for which a series is still exported with its last numbers, so that every scrape sees them."""
+"""Seconds for which a displaced series is still exported with its last numbers, so that every scrape sees
+them."""
 REMEMBERED_SECONDS = 120.0
 """Seconds without an event after which a label set without a series is forgotten."""
 MOST_REFUSED = 20_000
@@ -120,9 +121,9 @@ class Series:
         }
         self._free_entries: list[int] = []
         self._own = 0
-        """Label sets that count in rows of their own."""
+        """The number of label sets that count in rows of their own, without those called `other`."""
         self._decayed_at = 0.0
-        """When the column `waited` was last decayed."""
+        """When the column `waited` was last decayed (monotonic clock in seconds)."""
 
     def __getitem__(self, column: str) -> npt.NDArray[Any]:
         return self.columns[column]
@@ -206,7 +207,10 @@ class Series:
             maxima.note(rows, values)
 
     def keep_windows(self, windows: Mapping[str, float]) -> None:
-        """Keep maxima over these windows from now on, not more than before. New windows begin empty."""
+        """Keep maxima over these windows from now on. New windows begin empty.
+
+        There must be no more windows than at first: `lines` counts those.
+        """
         for name, by_window in self.maxima.items():
             self.maxima[name] = {
                 window: by_window.get(window) or Maxima(seconds) for window, seconds in windows.items()
@@ -337,8 +341,8 @@ class Series:
         return targets
 
     def _entry(self, labels: tuple[str, ...]) -> int:
-        """The entry of a label set. A new entry gets a row of its own if there is room for every label
-        set."""
+        """The entry of a label set. A new entry gets a row of its own if _is_open(), or if it is called
+        `other`."""
         entry = self._entry_of.get(labels)
         if entry is None:
             entry = self._new_entry(labels)
@@ -350,7 +354,7 @@ class Series:
         return entry
 
     def _is_open(self) -> bool:
-        """Whether there is room for every label set."""
+        """Whether there is so much room that every new label set gets a row of its own at once."""
         if self._most is not None and self._own >= self._most:
             return False
         return self._budget.room(self.family, OPEN_SHARE) >= self.lines

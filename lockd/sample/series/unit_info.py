@@ -35,5 +35,5 @@ class UnitInfo:
 
 
 def units_of(families: Iterable[Series]) -> set[str]:
-    """The units that have series: the first label of each."""
+    """The units that have series. The unit is the first label of every series."""
     return {labels[0] for series in families for labels in series.live()[1]}
