@@ -281,7 +281,7 @@ class Collector:
 
     @property
     def unfolded_rows(self) -> int:
-        """Rows of all pairs that are drained and not folded."""
+        """The number of rows of all pairs that are drained and not folded."""
         return sum(map(len, self.backlogs.values()))
 
     def drain(self) -> bool:

@@ -431,7 +431,7 @@ class WaitSamples(SampleCounts):
         self._set_pace()
 
     def read(self, now: float, tick: int, waits: int) -> None:
-        """Read new samples in the tick of that number, and ask for the functions of their stacks.
+        """Read new samples, in the tick with the number `tick`, and ask for the functions of their stacks.
 
         `waits` is the number of waits off the CPU that were counted so far. Makes no system call if there are
         no samples.

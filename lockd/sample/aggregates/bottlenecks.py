@@ -59,7 +59,7 @@ class Bottleneck:
     """Code at which chains of locks end, and what it did."""
 
     process: Name
-    """Unit and comm of the process that waits."""
+    """Unit and comm of the process that waits for the first lock of each chain."""
     end: Link
     cause: str
     """What the holder of the last lock did."""
@@ -82,10 +82,10 @@ class LockGraph:
         self.holders: dict[int, HoldersOfLock] = {
             int(row): locks["holders"][row] for row in np.flatnonzero(locks.used) if locks["holders"][row]
         }
-        """The holders of each lock, by row."""
+        """The holders of each lock, by the lock's row in the table of locks."""
         rows = sorted(self.holders, key=lambda row: self.holders[row].waited_ns, reverse=True)
         self.rows = _fair_part(rows, [locks["process"][row] for row in rows], MOST_FOLLOWED)
-        """The locks whose chains are followed, those with the longest waits first."""
+        """The rows of the locks whose chains are followed, those with the longest waits first."""
         self.steps = 0
         """How often time was passed on to another lock so far."""
         self._row_of: dict[NextLock, int] = {}
@@ -114,7 +114,7 @@ class LockGraph:
 
 
 def _fair_part(ordered: Sequence[Item], processes: Sequence[Name], most: int) -> list[Item]:
-    """Return `most` of the `ordered` items, in their order; `processes` are those of the items.
+    """Return up to `most` of the `ordered` items, in their order; `processes` are those of the items.
 
     Up to half of them are the first ranking.FLOOR items of each process, so that a query for one unit finds
     it on a busy host as well. The others are the first of the rest.

@@ -65,7 +65,7 @@ class ContentionTables:
     def __init__(self, thread_comm: Callable[[int, int], str], at_once: int) -> None:
         """`thread_comm(tgid, tid)` returns the name of a live thread whose name came with no event.
 
-        At most `at_once` rows are added by one call.
+        No call adds more than `at_once` rows: the tables have room for as many.
         """
         capacity = max(MIN_ROWS, at_once)
         self._thread_comm = thread_comm
@@ -156,7 +156,7 @@ class ContentionTables:
         return rows[rows >= 0], self._pairs["tid"][recent][rows >= 0]
 
     def count_threads(self, now: float) -> npt.NDArray[np.int64]:
-        """Return for each row of `locks` the number of threads that blocked on it in the last minute."""
+        """Return for each row of `locks` how many threads blocked on its lock in the last minute."""
         return np.bincount(self.recent_waits(now)[0], minlength=len(self.locks.used))
 
     def clear_waiting(self, program: str) -> None:
@@ -172,7 +172,7 @@ class ContentionTables:
     def note_waiting_threads(
         self, program: str, waiting: OngoingWaits, kinds: Columns, kind_names: Columns, now: float
     ) -> Rows:
-        """Note for how long threads have waited, and return their rows; parameters as in thread_rows()."""
+        """Note for how long threads have waited; the parameters and the result are as in thread_rows()."""
         rows = self.thread_rows(program, waiting, kinds, kind_names, now)
         self.threads["waiting_ns"][rows] = waiting.waited_ns
         self.threads["waiting_is_least"][rows] = waiting.is_lower_bound
@@ -354,7 +354,10 @@ def _label_columns(table: Table, rows: Rows) -> dict[str, list[str]]:
 def _number_columns(
     name: str, table: Table, rows: Rows, plain: tuple[str, ...], arrays: dict[str, npt.NDArray[Any]]
 ) -> list[str]:
-    """Write the numbers of some rows to `arrays`, times in microseconds, and return the columns' names."""
+    """Write the numbers of some rows to `arrays`, times in microseconds, and return the columns' names.
+
+    The columns `plain` are written as they are.
+    """
     columns: dict[str, npt.NDArray[Any]] = {column: table[column][rows].astype(np.int64) for column in plain}
     columns["blocked_count"] = table["count"][rows]
     columns["blocked_us"] = table["blocked_ns"][rows] / 1000.0

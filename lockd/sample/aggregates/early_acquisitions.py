@@ -28,7 +28,7 @@ class EarlyAcquisitions:
     count: int
     """Acquisitions that are not subtracted yet."""
     since: int
-    """When the last of them was asked for (monotonic clock in ns)."""
+    """When the lock was asked for, in the last of these acquisitions (monotonic clock in ns)."""
     lock_type: int
     """Number of the lock type."""
     seen: float

@@ -166,7 +166,7 @@ class FutexAggregates:
                 locks["sites"][row] = name.sites
 
     def note_ongoing(self, moment: Moment) -> None:
-        """Replace what is known of the calls that are blocked, and ask again about locks in reused memory."""
+        """Replace what is known of the blocked futex calls, and ask again about locks in reused memory."""
         tids, threads, waited_ns = self._blocked(moment)
         call, tgids = threads["call"], threads["tgid"]
         is_lower_bound = call["since"] == self._attached_ns
@@ -206,7 +206,7 @@ class FutexAggregates:
         self._user_locks.ask_lasting(tids, *described, now)
 
     def note_waiting(self, waiting: OngoingWaits, now: float) -> None:
-        """Replace what is known of the calls that are blocked by `waiting`."""
+        """Replace what is known of the blocked calls; `waiting` has those that are blocked now."""
         for series in (self.by_kind, self.locks.series):
             series.clear_waiting()
         if waiting.has_detail or not len(waiting):  # else the table shows the last waits that are known

@@ -41,7 +41,7 @@ class HoldTable:
                 "hold_ns": np.float64,  # as the time of many readers may have more than 64 bits
                 "max_ns": np.int64,
                 "holding_ns": np.int64,  # of the longest hold that has not ended
-                "holding_tid": np.int64,  # its thread
+                "holding_tid": np.int64,  # the thread of that hold
                 "address": np.uint64,
                 "type": np.int16,
                 "is_mmap_lock": np.bool_,
@@ -149,7 +149,7 @@ class HoldTable:
     def choose_shown(self, processes: Columns, addresses: Columns, types: Columns, most: int) -> ShownHolds:
         """Return the holds of these contended locks, and those of at most `most` other locks.
 
-        If a lock comes several times, because it was waited for at several sites, only the first has holds.
+        If a lock comes several times, because it was waited for at several sites, its holds come only once.
         """
         codes = np.array([hash_labels(process) for process in processes], np.uint64)
         rows = self._table.find(mix(codes, addresses, types))
@@ -164,8 +164,8 @@ class HoldTable:
 def note_mmap_locks(table: Table, rows: Rows) -> None:
     """Note that the locks in these rows of a table are each the mmap_lock of an address space.
 
-    The name of a lock that was not known as one is asked for again, because the namer could not tell it. A
-    row may be there several times.
+    The name of a lock that was not known as an mmap_lock is asked for again, because the namer cannot find
+    this out itself. A row may be there several times.
     """
     is_new = ~table["is_mmap_lock"][rows]
     table["is_asked"][rows[is_new]] = False

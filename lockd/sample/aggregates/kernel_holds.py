@@ -143,7 +143,10 @@ class KernelHoldAggregates:
         self.early.add(locks.addresses, locks.tids, clock - locks.waited_ns, types)
 
     def find_abandoned(self) -> tuple[Columns, int] | None:
-        """Return the keys and number of holds of locks with holders that are gone, None if there are none."""
+        """Return the keys of held locks whose threads are gone, and the number of these holds.
+
+        None if there are none.
+        """
         if self._old is None:
             return None
         keys, tgids, since, holds = self._old

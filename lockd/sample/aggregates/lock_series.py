@@ -76,10 +76,10 @@ class LockSeries:
         return self._contention.locks.find_or_add(keys, now, describe)
 
     def rows_of_most_waited(self, addresses: Columns, kinds: Columns, processes: ProcessNames) -> Rows:
-        """Return for each lock, and process that waits for it, its row in the table of locks.
+        """Return the row in the table of locks for each pair of a lock and a process that waits for it.
 
-        If there are several rows, for several sites, it is the one with the most blocked time. It is -1 if no
-        row has a wait that has ended.
+        The arguments have one item for each pair. If there are several rows, for several sites, it is the one
+        with the most blocked time. It is -1 if no row has a wait that has ended.
         """
         names = [processes[i] for i in range(len(addresses))]
         waited_for = list(zip(addresses.tolist(), kinds.tolist(), names, strict=True))
@@ -171,7 +171,7 @@ class LockSeries:
         self._count(self.nameless_rows(kinds, now), count, blocked_ns, max_ns)
 
     def nameless_rows(self, kinds: Columns, now: float) -> Rows:
-        """Return the row in `series` for locks of each kind that are not known."""
+        """Return for each of `kinds` the row in `series` of all locks of this kind that are not known."""
         numbers, which = np.unique(kinds, return_inverse=True)
         rows = [self.series.row(self._other_labels(str(self._kind_names[number])), now) for number in numbers]
         return np.array(rows, np.int64)[which]

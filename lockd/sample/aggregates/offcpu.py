@@ -70,7 +70,7 @@ class OffcpuAggregates:
         )  # fmt: skip
         self.series = [self.blocked, self.runqueue, self.wakers]
         self.stacks = WaitStacks()
-        """The stacks of waits off the CPU, whose times are those of `blocked`."""
+        """The stacks of the waits off the CPU that are counted in `blocked`."""
 
     def fold(self, window: Window, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""

@@ -34,7 +34,7 @@ MOST_NAMES = 100
 MOST_SHOWN = 200
 """Most deadlocks in the table: the oldest, so that a shown one stays while others come and go."""
 MOST_LOGGED = 20
-"""Most deadlocks that are logged in LOG_PERIOD_NS. Then one line says how many were left out."""
+"""Most deadlocks that are logged in LOG_PERIOD_NS. After it, one line says how many were left out."""
 LOG_PERIOD_NS = 60 * NS
 SHOWN_THREADS = 32
 """Most threads of one deadlock that are shown, in the log and in the table."""
@@ -162,12 +162,13 @@ class Deadlocks:
         self._answered: _Question | None = None
         """The last question that was answered."""
         self._refused: dict[int, tuple[int, int]] = {}
-        """Address and time (monotonic clock in ns) of the last refusal, by thread id."""
+        """Address of the lock and time (monotonic clock in ns) of the last refusal, by thread id."""
         self._suspected: list[tuple[tuple[Wait, ...], set[Lock]]] = []
         self._known: dict[frozenset[tuple[int, int]], Deadlock] = {}
-        """Deadlocks by the id of each thread and the beginning of its call (monotonic clock in ns)."""
+        """Deadlocks by a set of pairs, one for each thread: its id, and when its call began (monotonic clock
+        in ns)."""
         self._counts: Counter[Name] = Counter()
-        """Deadlocks that were reported, by process."""
+        """How many deadlocks were reported, by the (unit, comm) of the process."""
         self._token = self._skipped = self._checked = 0
         self.has_waits = False
         """Whether threads waited for locks when that was last looked at."""
@@ -185,7 +186,7 @@ class Deadlocks:
 
     @property
     def holders(self) -> dict[Lock, int]:
-        """Threads that held the contended locks when that was last read; 0 where the thread is not known."""
+        """By lock, the thread that held it when that was last read; 0 where the thread is not known."""
         return {lock: held.holder for lock, held in self._held.items()}
 
     @property
@@ -196,7 +197,7 @@ class Deadlocks:
 
     @property
     def next_check(self) -> int:
-        """When check_waits() is to be called (monotonic clock in ns), if that is before the next second."""
+        """From when on check_waits() is due (monotonic clock in ns), besides its call in every second."""
         if self._suspected:
             return 0
         return min(self._next_report, self._checked + SOON_NS if self._is_wanted_soon else NEVER)

@@ -65,7 +65,7 @@ class NextLock(NamedTuple):
 
 @dataclass
 class Release:
-    """A sampled end of a wait for a lock."""
+    """A sampled release of a lock, or another end of a wait for it (OWNER_ENDED, NO_RELEASE)."""
 
     tgid: int
     """The process that waited: that of the thread which was woken."""
@@ -172,7 +172,7 @@ class SampleCounts:
     def __init__(self, refused: PerCpuCounters, pace: SamplePace) -> None:
         self._kernel_refused, self._pace = refused, pace
         self.taken = 0
-        """Samples that were neither refused nor left out by the filter."""
+        """The number of samples that were neither refused nor left out by the filter."""
         self._refused, self._refused_ns = 0, 0
 
     @property
@@ -182,12 +182,12 @@ class SampleCounts:
 
     @property
     def refused_here(self) -> tuple[int, int]:
-        """Samples that this process has refused, and the waited time that they stood for, in nanoseconds."""
+        """How many samples this process has refused, and the waited time that they stood for, in ns."""
         return self._refused, self._refused_ns
 
     def kernel_refused(self) -> tuple[int, int]:
-        """Samples that the programs have refused because the ring was full, and the waited time that they
-        stood for, in nanoseconds."""
+        """How many samples the programs have refused because the ring was full, and the waited time that they
+        stood for, in ns."""
         samples, ns = self._kernel_refused.read().tolist()
         return samples, ns
 
@@ -243,8 +243,10 @@ class Releases(SampleCounts):
         control.set_wait_per_sample(self._pace.wait_ns // WAIT_UNIT_NS)
 
     def read(self, now: float, tick: int) -> None:
-        """Read new samples in the tick of that number, and ask for the code of each. Makes no system call if
-        there are none."""
+        """Read new samples, in the tick with the number `tick`, and ask for the code that made each release.
+
+        Makes no system call if there are no samples.
+        """
         samples = 0
         for record in self._reader.records():
             samples += 1

@@ -34,7 +34,7 @@ class RuntimePlaces:
         return self._written.get(tgid, ())
 
     def write(self, tgid: int, numbers: tuple[int, ...]) -> None:
-        """Write the numbers for a process, known or not: the map is an LRU map, which may drop entries."""
+        """Write the numbers for a process, even if they are not new: the LRU map may have dropped them."""
         value = np.zeros(1, self._table.value)
         for name, number in zip(self._members, numbers, strict=True):
             value[name] = number

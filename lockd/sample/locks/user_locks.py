@@ -111,7 +111,7 @@ class UserLocks:
         another lock now."""
         self._is_lock = np.array([kind in ("lock", "pi") for kind in kinds])
         self.refused_captures = 0
-        """Captures that were thrown away because the namer had too many questions."""
+        """The number of captures that were thrown away because the namer had too many questions."""
         self._table = Table(
             {
                 "tgid": np.int64,
@@ -237,7 +237,7 @@ class UserLocks:
     def _note_process(self, tgid: int, answer: LockAnswer) -> None:
         if answer.advice:
             self.advice[tgid] = answer.advice
-        elif answer.hotspot:  # its locks have names now; an answer with neither keeps the advice
+        elif answer.hotspot:  # its locks have names now; without HotSpot the advice stays
             self.advice.pop(tgid, None)
         if answer.hotspot and self._hotspots.of(tgid) != answer.hotspot:
             self._forget_names(tgid, answer.hotspot[HOTSPOT.index("generation")])
@@ -345,7 +345,7 @@ class UserLocks:
     def answered_rows(
         self, tgids: Columns, addresses: Columns, kinds: Columns, since: Columns, now: float
     ) -> Rows:
-        """Return the row of each lock for name(), -1 where there is no answer; ask for those not captured.
+        """Return the row of each lock for name(), -1 where there is no answer; ask about uncaptured locks.
 
         `kinds` are corrected ones. `since` is when a wait for the lock was first counted (monotonic clock in
         seconds).

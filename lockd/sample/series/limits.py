@@ -70,7 +70,7 @@ class LineBudget:
         self._all = max(limits.max_lines - RESERVED_LINES, 0)
         self._taken: dict[str, int] = {}
         self._wanted: dict[str, int] = {}
-        """Lines that each family lacks."""
+        """How many lines each family lacks."""
 
     def enter(self, family: str, others: int) -> None:
         """Add a family, before any takes lines. It always gets `others` lines, for its series called

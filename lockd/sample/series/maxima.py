@@ -43,15 +43,15 @@ class Maxima:
         return self._now
 
     def save(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """All parts of each row, for restore()."""
+        """All parts of each row, for restore(): an array with one row for each of `rows`."""
         parts = np.zeros((len(rows), PARTS + 1), np.int64)
         inside = rows < len(self._parts)
         parts[inside] = self._parts[rows[inside]]
         return parts
 
     def restore(self, rows: Rows, parts: npt.NDArray[np.int64], now: int) -> None:
-        """Take over the result of save(), before anything is noted. `now` is the value of `part` at that
-        time."""
+        """Take over the result of save(), before anything is noted. `now` is what `part` was when
+        save() was called."""
         self._now = now
         self.note(rows, np.zeros(len(rows), np.int64))  # to make room
         self._parts[rows] = parts.reshape(len(rows), PARTS + 1)

@@ -67,9 +67,9 @@ def rank(
 ) -> Rows:
     """The positions of label sets in the order of their rank, the best first.
 
-    The order is by tier, then by merit. Before all others come the best FLOOR label sets of each owner, if
-    they have `has_floor`: first the best of each owner, then the second of each. There are `floors` of these
-    at most.
+    The arrays have one item for each label set; `owners` has the numbers of their owners. The order is by
+    tier, then by merit. Before all others come the best FLOOR label sets of each owner, if they have
+    `has_floor`: first the best of each owner, then the second of each. There are `floors` of these at most.
     """
     order = np.lexsort((-merits, -tiers))
     by_owner = np.argsort(owners[order], kind="stable")

@@ -111,7 +111,7 @@ class Series:
         self._row_of: dict[tuple[str, ...], int] = {}
         self._free_rows: list[int] = []
         self._retired_counts: dict[tuple[str, ...], npt.NDArray[np.int64]] = {}
-        """The counts of retired rows, the oldest first."""
+        """The counts of retired rows by label set, the oldest first."""
         self._retired_values = dict.fromkeys(counters, 0)
         self._index = Index()
         self._entry_of: dict[tuple[str, ...], int] = {}
@@ -143,18 +143,19 @@ class Series:
     def rows(
         self, keys: Hashes, labels: Callable[[int], tuple[str, ...]], weights: npt.NDArray[Any], now: float
     ) -> Rows:
-        """The row in which each key counts, for waits that have ended.
+        """The row in which each label set counts, for waits that have ended.
 
-        `labels(i)` returns the labels of the i-th key. `weights` are the waited times in nanoseconds.
+        `keys` are hashes of the label sets, and `labels(i)` returns the i-th one. `weights` are the waited
+        times in nanoseconds, which count in the merits.
         """
         return self._rows(keys, labels, weights, now, "waited")
 
     def waiting_rows(
         self, keys: Hashes, labels: Callable[[int], tuple[str, ...]], waited_ns: npt.NDArray[Any], now: float
     ) -> Rows:
-        """The row in which each key counts, for ongoing waits, one for each key. Call clear_waiting() before.
+        """The row in which each label set counts, for one ongoing wait each. Call clear_waiting() before.
 
-        `labels(i)` returns the labels of the i-th key. `waited_ns` are the times so far.
+        `keys` and `labels` are as in rows(). `waited_ns` are the times so far, which count in the merits.
         """
         return self._rows(keys, labels, np.minimum(waited_ns, MEMORY_NS), now, "going_on")
 
@@ -165,7 +166,7 @@ class Series:
         return int(self._entries["target"][entry])
 
     def find(self, keys: Hashes) -> Rows:
-        """The row in which each key counts at present; -1 for an unknown key."""
+        """The row in which each label set counts at present, by its hash; -1 for an unknown label set."""
         entries = self._index.find(keys)
         return np.where(entries >= 0, self._entries["target"][entries], _NOWHERE)
 
@@ -238,7 +239,7 @@ class Series:
         }
 
     def live(self) -> tuple[Rows, list[tuple[str, ...]]]:
-        """Rows in use and their labels."""
+        """The rows in use, and the label set of each, in the same order."""
         labels = list(self._row_of)
         return np.fromiter(self._row_of.values(), np.int64, len(labels)), labels
 
@@ -406,7 +407,7 @@ class Series:
         """Let an entry count in the row of its unit if there is one, else in the row called `other`."""
         labels, entries = self._entry_labels[entry], self._entries
         other = self._entry(tuple(OTHER if i in self.names else label for i, label in enumerate(labels)))
-        entries = self._entries  # may have grown in _entry()
+        entries = self._entries  # _entry() may have replaced the arrays
         entries["other"][entry] = entries["target"][entry] = entries["row"][other]
         of_unit = tuple(OTHER if i in self.names[1:] else label for i, label in enumerate(labels))
         if self._most is not None or of_unit == labels:
@@ -432,7 +433,7 @@ class Series:
         entries["target"][shares] = np.where(in_unit, entries["row"][units], entries["other"][shares])
 
     def _update_units(self, named: Rows) -> None:
-        """Raise `seen` of the entry of each unit to the latest `seen` of the entries that count in it."""
+        """Raise `seen` of each unit's entry to the latest `seen` of the entries that count in its row."""
         entries = self._entries
         members = named[(entries["unit"][named] >= 0) & (entries["target"][named] != entries["row"][named])]
         np.maximum.at(entries["seen"], entries["unit"][members], entries["seen"][members])
