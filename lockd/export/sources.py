@@ -55,7 +55,7 @@ class Allowance:
     def set_share(self, share: float) -> None:
         """Set the share of a processor that each source may spend.
 
-        With another share, no source owes anything.
+        If the share changes, what the sources owe is forgotten.
         """
         if share != self._share:
             self._share = share

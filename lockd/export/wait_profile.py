@@ -202,7 +202,8 @@ def _merged(weights: Iterable[tuple[Place, Weight]]) -> dict[Place, Weight]:
 
 
 def _samples(name: GroupName, group: Group, is_by_waker: bool) -> Iterator[Sample]:
-    """The waits of a group: its blocked time, divided by the weights of its samples, and its waiting time.
+    """The waits of a group: its blocked time, in shares as large as the weights of its samples say, and the
+    time so far of its ongoing waits.
 
     The sum of the weights is not the blocked time, because only few waits are sampled. The weights give the
     shares of the stacks in the blocked time, which is known exactly.

@@ -21,7 +21,7 @@ def possible_cpus(sysfs: Path = SYSFS) -> int:
 
 @dataclass(frozen=True)
 class Trace:
-    """Parts, files and maps that a one-shot tool needs besides those of the programs."""
+    """Parts of the work, files, macros and maps that a one-shot tool needs besides those of the programs."""
 
     parts: tuple[Part, ...] = ()
     files: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The namer's process, started as `python3 lockd/process/isolation.py lockd.names SETTINGS`."""
+"""The namer's process, started as `python3 -I lockd/process/isolation.py lockd.names SETTINGS`."""
 
 from __future__ import annotations
 

@@ -340,8 +340,8 @@ class Collector:
         return self._maps.written.has_wait_since(window)
 
     def forget_names(self) -> None:
-        """Have all locks captured and all language runtimes looked up again: only the sampler before this one
-        knew the results."""
+        """Forget which locks were captured and which language runtimes were looked up, so that both are done
+        again: only the sampler before this one knew the results."""
         for table in (self.known_locks, self.hotspots, self.cpythons):
             if table:
                 table.drain(self._maps.buffers)

@@ -88,7 +88,7 @@ class Folding:
             self._undecided, self._undecided_since = rows, np.zeros(len(rows[0]), np.int64)
 
     def has_decided(self, tick: int) -> bool:
-        """Whether no entry is held back that was drained up to this tick."""
+        """Whether no entry that was drained in the tick `tick` or before is still held back."""
         return not (self._undecided_since <= tick).any()
 
     def fold_all(self) -> None:

@@ -117,8 +117,8 @@ static __always_inline void describe_absence(struct offcpu_key *key, u32 tid, st
 #endif
 
 #ifdef WITH_OFFCPU
-/* Count an absence, for which the map has no room, in the entry `key` of the overflow map. Return false if
- * that has no room either. */
+/* Count an absence from the CPU, for which `offcpu` has no room, in the entry `key` of the overflow map.
+ * Return false if that has no room either. */
 static __always_inline bool add_to_overflow(int window, struct offcpu_key *key, u64 blocked, u64 run)
 {
     struct offcpu_value fresh = {};

@@ -1,1 +1,1 @@
-"""Unwinding: from the registers and the stack bytes of a blocked thread to the functions on its stack."""
+"""Unwinding: from the registers and the stack bytes of a captured thread to the functions on its stack."""

@@ -1,4 +1,4 @@
-"""The unwinder: finds the stack of a blocked thread, frame by frame, from its capture.
+"""The unwinder: finds the stack of a captured thread, frame by frame, from its capture.
 
 The caller of a frame is found by the unwinding rule of the object file. Hand-written code, JIT-compiled code
 and code without tables have no rule. There the unwinder uses the best evidence that it finds: a return

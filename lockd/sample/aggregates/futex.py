@@ -175,7 +175,7 @@ class FutexAggregates:
         self._ask_lasting(tids, threads, waited_ns, moment.now)
 
     def look_at_locks(self, moment: Moment) -> None:
-        """Have locks named that deadlocks may be about, and ask again about locks in reused memory.
+        """Find names for locks that may be part of deadlocks, and ask again about locks in reused memory.
 
         This is the part of note_ongoing() that cannot wait until somebody wants to see numbers.
         """

@@ -195,7 +195,7 @@ class LockSeries:
         return np.bincount(pairs[:, 0], minlength=self.series.size)
 
     def _label_sets(self, lock_rows: Rows) -> tuple[Hashes, Callable[[int], tuple[str, ...]]]:
-        """Return a hash of each lock's label set, and a function that makes the label set at a position."""
+        """Return a hash of each lock's label set, and a function that makes the i-th label set."""
         return self._label_codes(lock_rows), lambda i: self._labels(int(lock_rows[i]))
 
     def _label_codes(self, lock_rows: Rows) -> Hashes:

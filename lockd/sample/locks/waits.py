@@ -1,4 +1,4 @@
-"""Waits for locks at one moment, in user space and in the kernel, and the rings of threads among them."""
+"""The waits for user-space and kernel locks at one moment, and rings of threads that wait for each other."""
 
 from __future__ import annotations
 

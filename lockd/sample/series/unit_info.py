@@ -25,7 +25,7 @@ class UnitInfo:
     def export(self, block: Block, known: Mapping[str, Unit], families: Iterable[Series]) -> int:
         """Write a line for each of the units `known` that has a series, and return how many lines these are.
 
-        Without room for all, those of pods come first, then other containers: no user can make units of pods.
+        Without room for all, those of pods come first, then other containers: no local user can imitate pods.
         """
         units = [known[name] for name in units_of(families) & known.keys()]
         units.sort(key=lambda unit: (not unit.pod_uid, not unit.container_id, unit.name))

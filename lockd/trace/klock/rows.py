@@ -251,7 +251,7 @@ class Names:
     def lock(self, address: int, type_: int, stack: int, is_mmap_lock: bool = False) -> str:
         """The name of the lock that a thread asked for in that stack.
 
-        A lock without a name is called by the function that asked for it, or `anon` if that is unknown too.
+        A lock without a name gets that of the function that asked for it, or `anon` if that is unknown too.
         """
         key = address, type_, stack
         if key not in self._locks:
