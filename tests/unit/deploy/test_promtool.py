@@ -24,6 +24,7 @@ from tests.support.watch_files import (
     BOARDS,
     EXPRESSIONS,
     MODE_CALLS,
+    OBJECTIVE_TESTS,
     OBJECTIVES,
     PROMETHEUS,
     RECORDING,
@@ -39,6 +40,10 @@ from tests.support.watch_files import (
     selectors,
 )
 
+HANG_SECONDS = 240
+"""After this time promtool is taken to hang. It needs ten seconds of a processor for the tests of the rules,
+but may have to share the processor."""
+
 
 @pytest.fixture
 def promtool():
@@ -53,7 +58,7 @@ def promtool():
             stderr=subprocess.STDOUT,
             text=True,
             input=given,
-            timeout=120,
+            timeout=HANG_SECONDS,
         )
         assert done.returncode == code, done.stdout
         return done.stdout
@@ -75,7 +80,7 @@ def test_promtool_accepts_the_rules(promtool, path, count):
     )
 
 
-@pytest.mark.parametrize("path", [RULE_TESTS, RECORDING_TESTS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [RULE_TESTS, OBJECTIVE_TESTS, RECORDING_TESTS], ids=lambda path: path.name)
 def test_promtool_rule_tests_pass(promtool, path):
     assert "SUCCESS" in promtool("test", "rules", path.name)
 
