@@ -337,17 +337,22 @@ class CPythonProcess:
     def _remember(self, place: _Place, frames: list[PythonFrame]) -> None:
         """Remember the frames of threads that wait at a place.
 
-        If more than MOST_SEEN places are known, the oldest one is dropped.
+        If more than MOST_SEEN places are known, the one at which no thread was seen for longest is dropped.
         """
         if place in self._seen:
-            self._seen_bytes -= _bytes_of(place, self._seen[place])
+            self._seen_bytes -= _bytes_of(place, self._seen.pop(place))
         self._seen[place] = frames
         self._seen_bytes += _bytes_of(place, frames)
         if len(self._seen) > MOST_SEEN:
             self._seen_bytes -= _bytes_of(*self._seen.popitem(last=False))
 
     def _seen_before(self, capture: Capture) -> list[PythonFrame]:
-        return next((frames for place, frames in self._seen.items() if place.is_of(capture)), [])
+        """The remembered frames of the threads that wait at the captured place."""
+        place = next((place for place in self._seen if place.is_of(capture)), None)
+        if place is None:
+            return []
+        self._seen.move_to_end(place)
+        return self._seen[place]
 
     def _type(self, address: int, capture: Capture) -> str:
         """The type of the object whose lock is at `address`; empty if no captured word points to it."""

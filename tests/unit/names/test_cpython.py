@@ -20,6 +20,7 @@ from lockd.names.locks.cpython_waits import (
     MOST_SEEN,
     QUEUE_TYPE,
     RLOCK_TYPE,
+    STACK_POINTERS,
     CPythonProcess,
     _Place,
     judge_python,
@@ -277,6 +278,28 @@ def test_remembered_places_are_in_the_estimate() -> None:
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert taken / 1.2 < process.memory < 2 * taken
+
+
+def test_places_in_use_are_remembered() -> None:
+    """The place at which no thread has waited for longest is forgotten, not the one that was seen first."""
+
+    def place(number: int) -> _Place:
+        return _Place(number, 0, ((0, 1),))
+
+    def frames_at(number: int) -> list[PythonFrame]:
+        registers = tuple(number if at == STACK_POINTERS[17] else 0 for at in range(17))
+        return process._seen_before(Capture(registers, struct.pack("=Q", 1), (), 0))
+
+    process = CPythonProcess(Path("/proc/self"), AddressSpace(Path("/proc/self"), ObjectCache()), 0)
+    for number in range(MOST_SEEN):
+        process._remember(place(number), [PythonFrame("a.py", f"f{number}")])
+    process._remember(place(0), [PythonFrame("a.py", "again")])
+    assert frames_at(1) == [PythonFrame("a.py", "f1")]
+    for number in range(MOST_SEEN, 2 * MOST_SEEN - 2):
+        process._remember(place(number), [PythonFrame("a.py", "f")])
+    assert frames_at(0) == [PythonFrame("a.py", "again")]
+    assert frames_at(1) == [PythonFrame("a.py", "f1")]
+    assert frames_at(2) == []
 
 
 def test_an_unknown_version_has_no_layout() -> None:
