@@ -313,10 +313,10 @@ def _totals(holders: dict[str, Row]) -> dict[str, tuple[int, int]]:
 def _rated(row: Row, before: Row | None, holds: Row | None, seconds: float) -> Row:
     """A row with its rates over this many seconds, from the growth of its totals since the row `before`.
 
-    If the row is new or its totals fell, all of its totals count as growth, but of waits that have not ended
-    only these seconds. Totals fall when the daemon has evicted the row or has restarted. `holds` is the row
-    that had the holds of its lock and process in the table before. Rates of blocked time and waits may be
-    negative.
+    If the row is new or its totals fell, all of its totals count as growth, but of waits and holds that have
+    not ended only these seconds. Totals fall when the daemon has evicted the row or has restarted. `holds` is
+    the row that had the holds of its lock and process in the table before. Rates of blocked time and waits
+    may be negative.
     """
     blocked, count = row.blocked_us, row.count
     if before is not None and (row.is_moving or count >= before.count):
@@ -327,6 +327,8 @@ def _rated(row: Row, before: Row | None, holds: Row | None, seconds: float) -> R
     if holds is not None and acquired >= holds.acquired:
         # Only the longest of several holds that go on is counted. Held time can fall when it ends.
         held, acquired = max(0, held - holds.held_us), acquired - holds.acquired
+    else:
+        held -= max(0, row.holding_us - round(seconds * 1e6))
     return dataclasses.replace(
         row,
         blocked_rate=blocked / 1e6 / seconds,

@@ -161,6 +161,17 @@ def test_an_ongoing_wait_is_no_older_after_a_restart_of_the_daemon(daemon: Daemo
     assert row.blocked_rate == 1.0
 
 
+@pytest.mark.parametrize("before", [{"held_us": 100 * SECOND, "acquisitions": 5}, {}])
+def test_an_ongoing_hold_is_no_older_after_a_restart_of_the_daemon(
+    before: dict[str, Any], daemon: Daemon
+) -> None:
+    """The programs also know since when a thread holds a kernel lock."""
+    after = {"holding_us": 301 * SECOND, "held_us": SECOND // 4, "acquisitions": 1}
+    looks = ([kernel_lock("cp", "f", 1, 1, **changes)] for changes in (before, after))
+    (row,) = looked(daemon, Client.locks, *looks).rows
+    assert (row.held_rate, row.acquired_rate) == (1.25, 1.0)
+
+
 MANY = [lock(f"{number:#x}") for number in range(MAX_ROWS["locks"])]
 """As many locks as the daemon returns at most."""
 
