@@ -83,6 +83,7 @@ def run(options: Options) -> int:
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # names in any encoding
     signal.signal(signal.SIGTERM, _terminated)  # else the terminal would be left in its alternate screen
+    watch.read_tables()  # before the screen changes: without a daemon there is nothing to show
     if options.once or not is_terminal:
         _show_once(watch, Console(width=None if is_terminal else _pipe_width(), markup=False))
         return 0
@@ -175,7 +176,6 @@ def is_shown(row: Row, kinds: frozenset[str]) -> bool:
 
 
 def _show_once(watch: Watch, console: Console) -> None:
-    watch.read_tables()
     for _ in range(PATIENCE):
         watch.wait()
         watch.read_tables()
@@ -189,7 +189,6 @@ def _show_once(watch: Watch, console: Console) -> None:
 
 
 def _show_live(watch: Watch, console: Console) -> None:
-    watch.read_tables()  # before the screen changes: without a daemon there is nothing to show
     with Live(console=console, screen=True, auto_refresh=False) as live:
         problem = ""
         while True:

@@ -9,8 +9,10 @@ import select
 import signal
 import struct
 import termios
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,24 @@ def test_live_until_ctrl_c(daemon: Daemon) -> None:
     assert code == 0
     assert FIRST_SCREEN in rest
     assert "Traceback" not in rest and "KeyboardInterrupt" not in rest
+
+
+def test_ctrl_c_before_the_daemon_answers(daemon: Daemon) -> None:
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def threads(look: int) -> list[dict[str, Any]]:
+        is_asked.set()
+        may_answer.wait(60)
+        return []
+
+    daemon.threads = threads
+    terminal = Terminal(f"--url={daemon.url}")
+    assert is_asked.wait(60)
+    os.write(terminal.fd, b"\x03")
+    code, text = terminal.end()
+    may_answer.set()
+    assert code == 130
+    assert OTHER_SCREEN not in text and "Traceback" not in text
 
 
 def test_live_gives_the_screen_back_when_ended(daemon: Daemon) -> None:
