@@ -23,6 +23,11 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | CPUCLOCK_SCHED) + (int(user) + int(system)) / TICKS
 
 
+def suspended_ns() -> int:
+    """For how long the host has been suspended since it booted: CLOCK_MONOTONIC leaves this time out."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+
+
 def start_ns(stat: bytes) -> int:
     """When a process or thread started, by its /proc/PID/stat: nanoseconds of CLOCK_BOOTTIME.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockd.names.labels.units import Units
 from lockd.printable import masked
-from lockd.process.clock import NS, TICKS, start_ns
+from lockd.process.clock import NS, TICKS, start_ns, suspended_ns
 
 KERNEL = "kernel"
 """The unit of kernel threads."""
@@ -113,8 +113,7 @@ class Processes:
             return False
         except OSError:
             return True
-        suspended = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
-        return start_ns(stat) - suspended < since + NS // TICKS
+        return start_ns(stat) - suspended_ns() < since + NS // TICKS
 
     def is_gone(self, tgid: int) -> bool:
         """Whether no process has this id. A process that has ended has it until its parent has waited."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lockd.messages import digest
 from lockd.names.labels.processes import Name
 from lockd.names.protocol import OwnedLock, Owners, OwnersAnswer
-from lockd.process.clock import NS
+from lockd.process.clock import NS, suspended_ns
 from lockd.sample.locks.waits import Lock, LockDescription, Wait, Waits, find_rings
 from lockd.sample.series.block import Block
 from lockd.sample.series.series import OTHER
@@ -76,6 +76,8 @@ class Deadlock:
     is_reported: bool = False
     is_logged: bool = False
     """Whether it was logged, or left out because there were too many."""
+    suspended_ns: int = field(default_factory=suspended_ns)
+    """For how long the host had been suspended when the deadlock was found."""
 
     @property
     def formed(self) -> int:
@@ -412,7 +414,8 @@ class Deadlocks:
         """
         shown = self.reported[:MOST_SHOWN]
         age_ns = np.array([clock - deadlock.formed for deadlock in shown], np.int64)
-        arrays["deadlocks.since"] = wall - age_ns / NS
+        asleep_ns = suspended_ns() - np.array([deadlock.suspended_ns for deadlock in shown], np.int64)
+        arrays["deadlocks.since"] = wall - (age_ns + asleep_ns) / NS
         arrays["deadlocks.lasted_us"] = age_ns / 1000.0
         arrays["deadlocks.threads_in_ring"] = np.array([len(d.threads) for d in shown], np.int64)
         arrays["deadlocks.waiting"] = np.array([deadlock.waiting for deadlock in shown], np.int64)
