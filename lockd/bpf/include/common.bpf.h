@@ -33,7 +33,7 @@ enum loss {
     LOSS_KERNEL_LOCKS__RETURN_MISSED,
     LOSS_KERNEL_HOLDS__HOLDING_FULL,
     LOSS_KERNEL_HOLDS__FULL,
-    LOSS_KERNEL_HOLDS__RETURN_MISSED, /* of a trylock: acquisition and hold are lost; else only the hold */
+    LOSS_KERNEL_HOLDS__RETURN_MISSED, /* of a trylock, if it succeeds, acquisition and hold; else a hold */
     LOSS_KERNEL_HOLDS__RELEASE_MISSED, /* the thread takes a lock that it seems to hold already */
     LOSS_KERNEL_HOLDS__TAKEN_UNSEEN, /* released although nobody is known to hold it */
     LOSS_KERNEL_HOLDS__TOO_NESTED,
