@@ -45,8 +45,10 @@ def stub_unused_numpy() -> None:
     # process has at that time, whatever the process drops later (process/privileges.py).
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     places = numpy.submodule_search_locations or []
-    if any((Path(place) / "_core").is_dir() for place in places):
-        return  # numpy 2 imports these modules on demand; with a LazyModule its __getattr__() would not end
+    # numpy 2 imports these modules on demand; with a LazyModule its __getattr__() would not end. The folder
+    # _core alone says nothing: numpy 1.26 has one for what numpy 2 has pickled, without this file.
+    if any((Path(place) / "_core" / "numeric.py").exists() for place in places):
+        return
     for name in UNUSED:
         spec = PathFinder.find_spec(f"numpy.{name}", places)
         if spec:

@@ -235,8 +235,8 @@ class Client:
         if response.status != 200:
             raise LockdError(
                 f"{self.url}{path.partition('?')[0]} answered {response.status} {response.reason};"
-                " rule: 200; with 429 this address has used up budget.requests, with 503 lockd is starting"
-                " or busy: try again later"
+                " rule: 200; with 429 the client's address has used up budget.requests, or sends too many"
+                " passwords; with 503 lockd is starting or busy: try again later"
             )
         return body
 

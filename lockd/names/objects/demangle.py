@@ -132,7 +132,12 @@ class _Child:
         self.asked = 0
         """Names that were asked for."""
         questions, self._questions = os.pipe()
-        self._answers, answers = os.pipe()
+        try:
+            self._answers, answers = os.pipe()
+        except OSError:
+            os.close(questions)
+            os.close(self._questions)
+            raise
         try:
             self.pid = os.fork()
         except OSError:

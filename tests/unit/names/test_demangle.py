@@ -56,6 +56,25 @@ def test_a_function_of_java_or_go_is_no_clone(name: str) -> None:
     assert demangler.name(f"{name}.abi0", may_be_clone=False) == name
 
 
+def descriptors() -> set[int]:
+    listed = [int(name) for name in os.listdir("/proc/self/fd")]
+    return {number for number in listed if os.path.exists(f"/proc/self/fd/{number}")}  # not that of listdir()
+
+
+def test_too_few_descriptors_lose_none() -> None:
+    """Of the two pipes to the child process, only one can be made."""
+    demangler, symbol = Demangler(), "_ZN4shop8Registry3addEi"
+    used = descriptors()
+    free = [number for number in range(max(used) + 4) if number not in used]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[2] + 1, limits[1]))
+    try:
+        assert demangler.name(symbol) == symbol
+        assert descriptors() == used
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_without_binutils_symbols_stay_mangled(caplog: pytest.LogCaptureFixture) -> None:
     demangler = Demangler("/nonexistent/libbfd-*.so")
     assert "install the package binutils" in caplog.text
