@@ -161,8 +161,10 @@ def test_an_exec_that_kills_its_thread_leaves_no_entry_behind(host: None, worklo
             ids = zip(tids[is_on_cpu].tolist(), threads["tgid"][is_on_cpu].tolist(), strict=True)
             return {tid for tid, tgid in ids if processes.is_gone(tgid)}
 
+        # Few leave none: exec exchanges the ids of thread and leader. If the leader has not ended yet,
+        # it leaves its CPU under the id of the thread, and its program deletes the thread's entry.
         left = vanished()
-        assert len(left) >= 50
+        assert len(left) >= 25
         for _ in range(2):
             collector.threads()
             collector.forget_vanished(processes.is_gone)
