@@ -54,7 +54,11 @@ BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in GR
 ALERTS = rules(RULES)
 RECORDINGS = rules(RECORDING)
 RECORDED = {rule["record"]: rule for rule in RECORDINGS + rules(OBJECTIVES)}
-TESTS = yaml.safe_load(RULE_TESTS.read_text(encoding="utf-8"))["tests"]
+TESTS = [
+    test
+    for path in (RULE_TESTS, OBJECTIVE_TESTS)
+    for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]
+]
 RECORDED_TESTS = yaml.safe_load(RECORDING_TESTS.read_text(encoding="utf-8"))["tests"]
 
 
