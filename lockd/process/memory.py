@@ -45,8 +45,8 @@ def stub_unused_numpy() -> None:
     # process has at that time, whatever the process drops later (process/privileges.py).
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     places = numpy.submodule_search_locations or []
-    # numpy 2 imports these modules on demand; with a LazyModule its __getattr__() would not end. The folder
-    # _core alone says nothing: numpy 1.26 has one for what numpy 2 has pickled, without this file.
+    # numpy 2 imports these modules on demand; with a LazyModule its __getattr__() would not end. Its folder
+    # _core is no sign of it: numpy 1.26 has one to read what numpy 2 has pickled, but without this file.
     if any((Path(place) / "_core" / "numeric.py").exists() for place in places):
         return
     for name in UNUSED:
