@@ -5,14 +5,14 @@
 struct lock_id {
     u64 uaddr;
     u32 tgid;
-    u8 guess; /* enum futex_kind by the call's arguments; another guess is another lock */
+    u8 guess; /* enum futex_kind guessed from the call's arguments; another guess counts as another lock */
     u8 pad[3];
 };
 
 /* A lock that was captured. The map drops entries when others need their place. */
 struct known_lock {
     u64 captured; /* time in ns */
-    u8 kind; /* enum futex_kind; the sampler corrects it when the namer knows the code */
+    u8 kind; /* enum futex_kind; the sampler corrects it when the namer knows which code waits */
     u8 is_many; /* 1: a Java class whose objects are counted one by one */
     u8 pad[6];
 };
@@ -34,7 +34,7 @@ static __always_inline bool keep_capture(void *ctx, u64 task, struct lock_id *id
     if (!map || !blank)
         return false;
     bool of_process = is_of_process(id->tgid, false);
-    if (of_process) /* the process may soon end, and then its lock gets no name */
+    if (of_process) /* drain soon: the process may end, and then its lock gets no name */
         mark_written(WRITTEN_SOON, window);
     if (add_entry(WRITTEN_CAPTURES, window, map, id, blank, of_process)) {
         if (bpf_map_lookup_elem(map, id))

@@ -6,7 +6,7 @@
 /* Places in the memory of a process that runs CPython; offsets in bytes. */
 struct cpython {
     u64 last_holder; /* address of the pointer to the state of the thread that last got the GIL */
-    u32 thread_id; /* in a thread's state: its thread pointer, or somewhat less */
+    u32 thread_id; /* in a thread's state: its id, pthread_self(); see PYTHON_THREAD_BYTES */
     u32 thread_frame; /* in a thread's state: a pointer to its innermost frame, or to a cframe */
     u32 has_cframe; /* 1: `thread_frame` points to a cframe */
     u32 cframe_frame; /* in a cframe: a pointer to the innermost frame */
@@ -14,7 +14,7 @@ struct cpython {
     u32 frame_code; /* in a frame: a pointer to the code object of its function */
 };
 
-#define PYTHON_THREAD_BYTES 4096 /* arm64: the thread pointer is a thread's id plus fewer bytes than this */
+#define PYTHON_THREAD_BYTES 4096 /* arm64: a thread pointer is the thread's id plus fewer bytes than this */
 
 BPF_TABLE("lru_hash", u32, struct cpython, cpythons, CPYTHONS_ENTRIES);
 
@@ -72,31 +72,31 @@ static __always_inline void read_python_functions(u64 thread_pointer, u64 *codes
 #ifdef WITH_USER_HOLDERS
 /* The struct of the GIL begins with four words, the second of which is the pointer at `last_holder`. Then
  * come two pairs of a condition variable and a mutex of glibc. Threads that want the GIL wait on the first
- * pair, and a thread that has given up the GIL waits on the second. The numbers are offsets in bytes: of the
- * words in the condition variables on which threads sleep, in any version of glibc, and of the end of the
- * struct. */
+ * pair, and a thread that has given up the GIL waits on the second. The numbers are offsets in bytes from the
+ * beginning of the struct, on x86-64: of the words on which threads sleep, in the condition variables of any
+ * version of glibc. GIL_END is the size of the struct or more. */
 #define GIL_WANTED 64
 #define GIL_WANTED_END 80
 #define GIL_SWITCHES 152
 #define GIL_SWITCHES_END 168
 #define GIL_END 224
 
-/* A thread that has waited for the GIL for some milliseconds asks for it, and waits again. Until the GIL is
- * given up, no thread is charged with such waits. They are added up here, by process. */
+/* A thread that has waited for the GIL for some milliseconds asks the holder to give it up, and waits again.
+ * Until the GIL is given up, no thread is charged with such waits. They are added up here, by process. */
 struct gil_waits {
     u64 waited; /* ns */
     u64 last; /* time at which the last of the waits ended */
-    u32 tid; /* the thread whose wait ended then */
+    u32 tid; /* the thread whose wait ended at `last` */
     u32 pad;
 };
 
 #define GIL_ASKED_NS 100000 /* within this time after a thread has asked, the holder gives up the GIL */
-#define GIL_WAITS_NS 1000000000 /* if the last wait ended longer ago, the GIL was given up unseen */
+#define GIL_WAITS_NS 1000000000 /* if `last` is longer ago than this, the GIL was given up unseen */
 
 BPF_TABLE("lru_hash", u32, struct gil_waits, gil_waits, CPYTHONS_ENTRIES);
 
-/* Return the place in the struct of the GIL at which `t` waits, or GIL_END if it waits for anything else.
- * Waits for the GIL look like waits for a condition variable. */
+/* Return the offset in bytes, in the struct of the GIL, of the word on which `t` waits; GIL_END if it waits
+ * for anything else. By their arguments, waits for the GIL are waits for a condition variable. */
 static __always_inline u64 place_in_gil(struct thread *t)
 {
     u32 tgid = t->tgid;

@@ -58,7 +58,7 @@ static __always_inline s16 number_of_compat(u32 nr)
 }
 
 /* Return the kind of a wait by the value that it expects. glibc's low-level lock and Rust's mutex wait for
- * the value 2, and musl's for the owner with the top bit set. The value -1 is a parked thread. */
+ * the value 2, and musl's for the owner with the top bit set. A parked thread of Rust waits for -1. */
 static __always_inline u8 kind_of_value(u32 value)
 {
     bool musl = (value & 0x80000000) && value != 0xffffffff;
@@ -71,8 +71,9 @@ static __always_inline u8 kind_of_call(u32 op, u32 value, u64 timeout)
     case FUTEX_WAIT:
         return kind_of_value(value);
     case FUTEX_WAIT_BITSET:
-        /* glibc waits in this way for everything but low-level locks, and names the realtime clock even
-         * without a timeout. Rust's std waits in this way for everything, without that clock. */
+        /* With FUTEX_WAIT_BITSET glibc waits for everything but low-level locks, and sets the flag
+         * FUTEX_CLOCK_REALTIME even without a timeout. Rust's std waits for everything with it, and without
+         * that flag. */
         if (value == 2 && !timeout && !(op & FUTEX_CLOCK_REALTIME))
             return KIND_LOCK;
         return KIND_COND;
@@ -153,7 +154,8 @@ static __always_inline void raise_blocked(u64 *max, u64 task, u64 blocked)
     raise_to(max, blocked);
 }
 
-/* Return the entry of the overflow map for calls of `key`, for which the map has no room, or NULL. */
+/* Return the entry of the overflow map for calls with the key `key`, for which `futex` has no room; or NULL
+ * if the overflow map has no room either. */
 static __always_inline struct futex_value *futex_overflow(int window, struct futex_key *key)
 {
     struct futex_key rest = {.kind = key->kind, .slot = key->slot, .error = key->error};
@@ -196,7 +198,7 @@ static __always_inline void count_calls(u64 task, u32 tgid, struct futex_key *ke
             raise_blocked(&fresh.max_blocked_ns, task, ended->max_blocked_ns);
             if (!add_entry(WRITTEN_FUTEX, window, map, key, &fresh, is_of_process(tgid, false)))
                 return;
-            v = bpf_map_lookup_elem(map, key); /* another thread of the process may have added it */
+            v = bpf_map_lookup_elem(map, key); /* another thread of the process may have added the entry */
         }
     }
     if (v && !by_process) {
@@ -218,7 +220,7 @@ static __always_inline void count_calls(u64 task, u32 tgid, struct futex_key *ke
     raise_to(&v->max_sys_ns, ended->max_sys_ns);
 }
 
-#define LOOKED_UP_AGAIN 10 /* some 10 ms: by then the entry in known_locks may be changed or gone */
+#define LOOKED_UP_AGAIN 10 /* times 2^20 ns: after some 10 ms the entry in known_locks may have changed */
 
 /* The current thread, whose entry is `t`, waits for a lock: take the kind of the lock from known_locks, and
  * capture the thread unless the lock was captured in the last CAPTURED_AGAIN_NS. */
@@ -234,7 +236,7 @@ static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t
 #endif
     struct lock_id id = {.uaddr = t->call.uaddr, .tgid = t->tgid, .guess = t->call.guess};
     struct known_lock fresh = {.captured = now, .kind = t->call.guess};
-    t->call.kind = t->call.guess; /* in case the entry was dropped */
+    t->call.kind = t->call.guess; /* in case the entry in known_locks was dropped */
     struct known_lock *known = known_locks.lookup(&id);
     if (known) {
         fresh.kind = t->call.kind = known->kind;

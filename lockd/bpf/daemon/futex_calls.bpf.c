@@ -79,7 +79,7 @@ static __always_inline void count_call(struct call *call, u64 now, u64 blocked, 
     key.slot = did_block ? slot_of(blocked) : SLOT_NONE;
     key.uaddr = address_of(call, did_block, error);
 #ifdef TRACE
-    ended.max_blocked_ns = counted; /* so that no maximum of a thread is below its mean */
+    ended.max_blocked_ns = counted; /* even if killed: no maximum of a thread is below its mean */
     key.stacks = call->stacks;
 #endif
     count_here(&key, &ended);
@@ -110,7 +110,7 @@ static __always_inline bool has_stacks_of(struct tally *tally, struct call *call
 #ifdef ALL_STACKS
     return tally->stacks.user == call->stacks.user && tally->stacks.kernel == call->stacks.kernel;
 #else
-    return true; /* there are none */
+    return true; /* without ALL_STACKS, only calls that block have stacks */
 #endif
 }
 
@@ -178,7 +178,7 @@ static __always_inline u8 stands_for(struct running *here)
 
 #define NOT_TIMED 1 /* in place of the time at which the call began */
 
-/* The current thread begins a futex system call with these arguments, of which four matter. */
+/* The current thread begins the futex system call `nr`. The first four elements of `arguments` are used. */
 static __always_inline int futex_began(void *ctx, u32 nr, u64 *arguments)
 {
     struct call call = {.tid = bpf_get_current_pid_tgid()};
@@ -202,8 +202,8 @@ static __always_inline int futex_began(void *ctx, u32 nr, u64 *arguments)
     return 0;
 }
 
-/* The current thread begins restart_syscall(). After SIGCONT the kernel continues a timed wait that a stop
- * interrupted, as a system call with this number. */
+/* The current thread begins restart_syscall(). By this call the kernel continues, after SIGCONT, a timed wait
+ * that a stop of the process interrupted. */
 static __always_inline int futex_restarted(void)
 {
     u32 zero = 0, tid = bpf_get_current_pid_tgid();
@@ -231,8 +231,8 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
     u32 zero = 0, tid = bpf_get_current_pid_tgid();
     struct running *here = running.lookup(&zero);
     u64 now = 0;
-    /* Codes from 512 on do not leave the kernel. A signal interrupted the call, and the kernel decides
-     * later whether the thread makes the call again. A call that is made again counts again. */
+    /* Error codes from 512 on do not leave the kernel. They mean that a signal interrupted the call, and that
+     * the kernel decides later whether the thread makes it again. A call that is made again counts again. */
     u8 error = ret >= 0 ? 0 : ret <= -ERESTARTSYS ? EINTR : -ret;
     bool killed = false;
 
@@ -262,7 +262,8 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
     if (t->off_since)
         came_back_unseen(tid, t, now);
 #ifdef TRACE
-    if (t->call_blocked && !t->call.stacks.user && t->call.guess < KIND_WAKE) /* it began before the trace */
+    /* A call that began before the trace has no stacks yet. */
+    if (t->call_blocked && !t->call.stacks.user && t->call.guess < KIND_WAKE)
         t->call.stacks = keep_call_stacks(ctx);
 #endif
     struct call call = t->call;
@@ -336,8 +337,8 @@ static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, 
 #endif
 }
 
-/* Called at sched_switch: the thread, whose entry is `t`, is ending, or leaves the CPU in no futex call. If
- * the entry still has a futex call, this call never reached its exit: the thread was killed in it. */
+/* Called at sched_switch: the thread whose entry is `t` is ending, or leaves the CPU outside of futex calls.
+ * If the entry still has a futex call, this call never reached its exit: the thread was killed in it. */
 static __always_inline void futex_abandoned(struct thread *t, u64 now)
 {
     if (t->call.since && !t->call.restart) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /* Futex calls, by probes on the functions of the system calls. */
 
-/* Attached to __x64_sys_futex() and the functions of the other futex calls. Their only argument is the
- * saved user registers, but in the BTF of 5.10 it has no type that would let a program read them. */
+/* Attached to __x64_sys_futex() and the functions of the other futex calls. Their only argument points to the
+ * saved user registers. It is not used: in the BTF of 5.10 it has no type that lets a program read them. */
 int futex_entered(probed *ctx)
 {
     u64 began = run_begins();
@@ -27,7 +27,7 @@ int futex_reentered(probed *ctx)
     return 0;
 }
 
-/* Attached to the returns of all these functions. */
+/* Attached to the returns of the functions to which futex_entered() and futex_reentered() are attached. */
 int futex_left(probed *ctx)
 {
     u64 began = run_begins();

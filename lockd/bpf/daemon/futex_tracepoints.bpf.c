@@ -17,7 +17,7 @@ int futex_restart(struct sys_enter *ctx)
     return futex_restarted();
 }
 
-/* Attached to the sys_exit_* tracepoints of all these calls. */
+/* Attached to the sys_exit_* tracepoints of the futex calls and of restart_syscall(). */
 int futex_exit(struct sys_exit *ctx)
 {
     u64 began = run_begins();

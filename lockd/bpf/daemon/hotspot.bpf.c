@@ -21,7 +21,7 @@ struct hotspot {
 };
 
 /* Numbers that replace the address of a lock. The highest bits say what the number is. */
-#define JAVA_WAIT (1ULL << 63) /* set in all of them */
+#define JAVA_WAIT (1ULL << 63) /* set in all these numbers */
 #define JAVA_OBJECT JAVA_WAIT /* a class, or one object of it */
 #define JAVA_WORD (3ULL << 62) /* the word that the thread sleeps on, if nothing else is known */
 #define JAVA_MONITOR (7ULL << 61)

@@ -19,7 +19,7 @@ struct kernel_hold_key {
     u16 pad;
 #ifdef TRACE
     u64 stack; /* number of the stack that took the lock, see trace.bpf.h */
-    u64 period; /* number of the period of PERIOD_NS in which it was counted */
+    u64 period; /* number of the period, of PERIOD_NS, in which the event was counted */
 #endif
 };
 
@@ -42,7 +42,7 @@ struct kernel_holding_key {
 
 /* A lock that a thread holds or asks for. */
 struct kernel_holding {
-    u64 since[NESTED]; /* the first `depth` elements are valid, and one more if `asked` */
+    u64 since[NESTED]; /* begin of each hold; `depth` elements are valid, and one more if `asked` */
     u32 tgid;
     u8 depth;
     u8 type; /* enum lock_type */
@@ -131,7 +131,8 @@ static __always_inline u32 any_taker(u64 lock)
 }
 
 #ifdef TRACE
-/* A trace shows who takes locks where, and has no rows for holds of which that is not known. */
+/* A trace shows who takes locks where. An entry without thread and stack would not show that, so an event for
+ * which there is no room is lost. */
 static __always_inline void kernel_hold_overflow(int window, struct kernel_hold_key *key, u64 taken, u64 held,
                                                  bool is_hold)
 {
@@ -166,8 +167,8 @@ static __always_inline void kernel_hold_overflow(int window, struct kernel_hold_
 }
 #endif
 
-/* Add to the aggregate for one `level` of `holding`, whose key is `at`: `taken` acquisitions (0 or 1) and, if
- * `is_hold`, a hold of `held` ns. */
+/* Add to the aggregate for `at`, which is the key of `holding`: `taken` acquisitions (0 or 1) and, if
+ * `is_hold`, a hold of `held` ns. They belong to the element `level` of `holding`. */
 static __always_inline void count_hold(struct kernel_holding_key *at, struct kernel_holding *holding,
                                        u32 level, u64 taken, u64 held, bool is_hold)
 {
@@ -245,7 +246,8 @@ static __always_inline struct kernel_holding *holding_of(struct kernel_holding_k
     return kernel_holding.lookup(at);
 }
 
-/* Add a level to `holding`: the lock has been held since the time `since`, and was taken by this stack. */
+/* Add a level to `holding`: the lock has been held since `since`, and was taken by the stack with the number
+ * `stack`. */
 static __always_inline void hold_began(struct kernel_holding_key *at, struct kernel_holding *holding,
                                        u64 since, u64 stack)
 {
@@ -277,7 +279,8 @@ static __always_inline void hold_began(struct kernel_holding_key *at, struct ker
     holding->asked = 0;
 }
 
-/* The current thread got the lock that it asked for, and has held it since then. */
+/* The current thread has got the lock that it asked for. The hold counts from the time
+ * that is noted in `holding`. */
 static __always_inline void promote(struct kernel_holding_key *at, struct kernel_holding *holding)
 {
     u64 since = holding->since[holding->depth & (NESTED - 1)];
@@ -473,7 +476,7 @@ static __always_inline void hold_settled(u64 lock, u64 now, bool got_it)
     }
 }
 
-/* The current thread waits for the semaphore that it asked for: it is not one of the semaphore's takers. */
+/* The current thread has to wait for the semaphore that it asked for: remove it from the takers. */
 static __always_inline void hold_waits(u64 lock)
 {
     replace_taker(lock, bpf_get_current_pid_tgid(), 0);

@@ -2,8 +2,8 @@
 /* Waits for kernel locks, by probes on the functions that take a contended lock. */
 
 #ifndef BY_FENTRY
-/* By thread id, the address of the lock in whose slow path a thread is. At the return of the function, its
- * argument is not known any more. */
+/* By thread id, the address of the contended lock that the thread is about to take. At the return of the
+ * function that takes it, a kprobe does not know the function's argument any more. */
 BPF_TABLE("hash", u32, u64, slow_locks, WAITS_ENTRIES);
 #endif
 

@@ -12,8 +12,8 @@
 static __always_inline u32 type_of(u32 flags)
 {
     if (flags & LCB_F_MUTEX)
-        return LOCK_MUTEX; /* also with SPIN: it spins while the owner runs, before it sleeps */
-    if (flags & LCB_F_RT) /* with PREEMPT_RT, spinlocks and rwlocks, which then sleep, are among these */
+        return LOCK_MUTEX; /* also with LCB_F_SPIN: a thread spins while the owner runs, before it sleeps */
+    if (flags & LCB_F_RT) /* with PREEMPT_RT also spinlocks and rwlocks, whose waiters then sleep */
         return flags & LCB_F_READ ? LOCK_RWSEM_READ : flags & LCB_F_WRITE ? LOCK_RWSEM_WRITE : LOCK_RTMUTEX;
     if (flags & LCB_F_PERCPU)
         return flags & LCB_F_WRITE ? LOCK_PERCPU_RWSEM_WRITE : LOCK_PERCPU_RWSEM_READ;
@@ -55,7 +55,7 @@ static __always_inline void wait_ended(void *ctx, u64 lock, s32 result)
         }
     }
     if (!wait)
-        return; /* it began before lockd did, or there was no room for it */
+        return; /* the wait began before lockd did, or there was no room for it */
 #ifdef WITH_ASKED_HOLDS
     if (!at.cpu)
         hold_settled(lock, now, !result);

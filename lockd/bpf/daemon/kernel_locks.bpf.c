@@ -32,7 +32,7 @@ struct kernel_lock_value {
 struct kernel_wait_key {
     u64 lock;
     u32 tid;
-    u32 cpu; /* number of a spinning CPU, plus 1; 0: a sleeping wait of thread `tid` */
+    u32 cpu; /* for spinlocks and rwlocks: number of the spinning CPU, plus 1; for other locks: 0 */
 };
 
 struct kernel_wait {
@@ -94,11 +94,11 @@ static __always_inline void wait_began(void *ctx, u64 lock, u32 type, bool may_r
         return;
 #endif
 
-    /* Since dc1f7893a70f (5.19) a wait for a mutex calls the tracepoint each time it starts or stops to spin:
-     * the wait began with the first call. All other waits call it once. If such a wait has an entry already,
-     * that is of an earlier wait whose end was not seen, and is overwritten. An end is not seen if the
-     * program is already running on this CPU, and an interrupt or another thread has interrupted it: then the
-     * kernel skips the program. */
+    /* Since dc1f7893a70f (5.19) a wait for a mutex calls contention_begin each time the thread starts or
+     * stops spinning: the wait began with the first call. Any other wait calls it once. If there is an entry
+     * for such a wait already, the entry is of an earlier wait whose end was not seen, and is overwritten. An
+     * end is not seen if an interrupt or another thread has interrupted the same program on this CPU: then
+     * the kernel skips the program. */
     if (may_repeat && kernel_waits.lookup(&key))
         return;
 #ifdef TRACE
@@ -120,7 +120,8 @@ static __always_inline void wait_began(void *ctx, u64 lock, u32 type, bool may_r
 }
 
 #ifdef TRACE
-/* A trace shows who waits where, and has no rows for waits of which that is not known. */
+/* A trace shows who waits where. An entry without thread and stack would not show that, so a wait for which
+ * there is no room is lost. */
 static __always_inline void kernel_lock_overflow(int window, struct kernel_lock_key *key, u64 waited)
 {
     lose(LOSS_KERNEL_LOCKS__FULL);

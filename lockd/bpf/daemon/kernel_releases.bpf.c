@@ -11,10 +11,10 @@
 
 struct kernel_release { /* sample of a wait for a kernel lock that ended by END_RELEASE */
     struct release release;
-    u64 frames[RELEASE_FRAMES]; /* the stack of the thread that released it, innermost first, up to a 0 */
+    u64 frames[RELEASE_FRAMES]; /* stack of the thread that released the lock, innermost first, up to a 0 */
 };
 
-BPF_ARRAY(kernel_release_record, struct kernel_release, 1); /* describes the layout of a record */
+BPF_ARRAY(kernel_release_record, struct kernel_release, 1); /* tells Python the layout of a record */
 
 struct awaited_lock {
     u64 address;
@@ -43,7 +43,7 @@ static __always_inline void await_lock(u64 address, u32 type)
     if (restraint() >= RESTRAINT_STACKS)
         return;
     struct thread *t = entry_of(tid);
-    if (!t) { /* it has not left its CPU before */
+    if (!t) { /* the thread has not left its CPU before */
         struct thread fresh = {.tgid = id >> 32};
         add_thread(tid, &fresh);
         t = entry_of(tid);
@@ -126,7 +126,7 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
         .end = end,
         .in_kernel = 1,
     };
-    /* A reader that is woken may be one of many holders. */
+    /* A reader that is woken may be one of many holders, and is not followed. */
     bool is_next = awaited->type != LOCK_RWSEM_READ && awaited->type != LOCK_PERCPU_RWSEM_READ;
     u64 since = 0, waited = leave_queue(tid, t, &key, end, now, &release, &since, is_next);
     release.weight = weight_of_sample(waited, now);

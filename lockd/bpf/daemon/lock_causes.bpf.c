@@ -32,10 +32,10 @@ static __always_inline u64 time_between(u64 begin, u64 end)
 
 #ifdef WITH_CAUSES
 
-/* What the holder of a lock has done. */
+/* What the holder of a lock does from one of its switches or wake-ups to the next. */
 enum holder_state { HOLDER_RUNNING, HOLDER_READY, HOLDER_BLOCKED, HOLDER_UNKNOWN };
 
-/* An absence of a holder from its CPU, with members as in struct thread. */
+/* An absence of a holder from its CPU. The members up to `detail` are as in struct thread. */
 struct absence {
     s16 nr;
     u8 state;
@@ -48,10 +48,10 @@ struct absence {
 
 /* How long threads have waited since the lock was last released: sums over all these threads, in ns. */
 struct hold_times {
-    u64 known; /* while it was known which thread holds it */
+    u64 known; /* while it was known which thread held the lock */
     u64 ready; /* of `known`: while the holder had no CPU although it was ready to run */
     u64 blocked; /* of `known`: while the holder was blocked */
-    struct absence absence; /* one while the holder was blocked, chosen at random in proportion to times */
+    struct absence absence; /* one of those in `blocked`, chosen at random in proportion to their times */
 };
 
 /* A hold of a lock while threads wait for the lock. */
@@ -90,7 +90,7 @@ static __always_inline u32 namespace_tid(u64 task)
     return tid;
 }
 
-/* Note the id of the current thread, whose entry is `t`, in its namespace. */
+/* Note the id that the current thread, whose entry is `t`, has in its own pid namespace. */
 static __always_inline void note_namespace_id(u64 task, u32 tid, struct thread *t)
 {
     struct namespace_id id = {.tgid = t->tgid, .tid = namespace_tid(task)};
@@ -100,7 +100,8 @@ static __always_inline void note_namespace_id(u64 task, u32 tid, struct thread *
     t->flags |= THREAD_ID_NOTED;
 }
 
-/* Return the thread of the current process that has the id `stored` in its own pid namespace, or 0. */
+/* Return the id, in the initial pid namespace, of the thread of the current process that has the id `stored`
+ * in its own pid namespace; 0 if it is not known. */
 static __always_inline u32 thread_of(u64 task, u32 tgid, u32 stored)
 {
     struct namespace_id id = {.tgid = tgid, .tid = stored};
@@ -127,7 +128,7 @@ static __always_inline void note_absence(struct absence *absence, u32 tid, struc
     absence->in_kernel = !!(t->awaits & SLEPT_FOR_LOCK);
     absence->lock = is_futex_wait(t->nr) && t->detail <= KIND_PI ? t->call.uaddr : 0;
 #ifdef WITH_KERNEL_HOLDERS
-    if (t->awaits) /* once it has got the lock of the kernel, the lock's address is not known any more */
+    if (t->awaits) /* once a thread has got a lock of the kernel, the lock's address is not known any more */
         absence->lock = t->awaits & AWAITS_LOCK ? lock_awaited_by(tid) : 0;
 #endif
 }
@@ -141,7 +142,7 @@ static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thre
     u64 most = (waiting > hold->waiting ? waiting : hold->waiting) * time_between(hold->since, now);
     u64 part = time_between(hold->waited, waited), before = hold->times.blocked;
 
-    if (part > most) /* `sum` and `waiting` do not match; see leave_queue() */
+    if (part > most) /* `sum` and `waiting` of the queue do not match; see leave_queue() */
         part = most;
     hold->since = now;
     hold->waited = waited;
@@ -178,9 +179,9 @@ static __always_inline void begin_hold(struct hold *hold, u64 *key, u32 tid, str
     t->flags |= THREAD_HOLDS;
 }
 
-/* The current thread releases the lock at `now`. Return in `times` what it has done, if it was followed.
- * If the flag THREAD_HOLDS is not set, it was not followed: another CPU may have changed the flags at the
- * same time, or the id is used again. */
+/* The current thread releases the lock at `now`. If it was followed, return in `times` what it has done. If
+ * `hold` has its id but its flag THREAD_HOLDS is not set, it was not followed: another CPU may have changed
+ * the flags at the same time, or the id was that of another thread before. */
 static __always_inline void end_hold(struct hold *hold, struct hold_times *times, u64 waited, u64 waiting,
                                      u64 now)
 {
@@ -195,9 +196,9 @@ static __always_inline void end_hold(struct hold *hold, struct hold_times *times
     hold->tid = 0;
 }
 
-/* Whether to find out which thread holds the lock for which the current thread `tid` begins to wait at `now`.
- * Either the holder is not known, or it is thought to be this thread, which was woken but has found the lock
- * taken. `released` is the time of the last release. After a short hold, SHORT_HOLD_NS have to pass first. */
+/* Whether to find out which thread holds the lock for which the current thread `tid` begins to wait at `now`:
+ * the holder is not known, or it is thought to be this thread, which was woken but has found the lock taken.
+ * If the last hold was short, the answer is no until SHORT_HOLD_NS after `released`, the last release. */
 static __always_inline bool needs_holder(struct hold *hold, u32 tid, u64 released, u64 now)
 {
     if (hold->tid == tid)
@@ -207,10 +208,10 @@ static __always_inline bool needs_holder(struct hold *hold, u32 tid, u64 release
     return !hold->tid;
 }
 
-/* The thread `tid` holds the lock `key`, for which the current thread waits from `now` on. If the lock is one
- * of the process `tgid`, only a thread of this process can hold it. The holder has not changed its state for
- * some time, and counts as having held the lock for that time. Time before `since` does not count, because
- * nobody waited for it then. As many threads as wait now count as waiting all that time. */
+/* The thread `tid` holds the lock `key`, for which the current thread waits from `now` on. Unless `tgid` is
+ * 0, only a thread of the process `tgid` can hold the lock. The holder has not changed its state for some
+ * time, and counts as having held the lock for that time. Time before `since` does not count, because nobody
+ * waited for this holder then. Threads that wait besides the current one count as waiting all that time. */
 static __always_inline void follow_holder(struct hold *hold, u64 *key, u32 tgid, u32 tid, u64 since,
                                           u64 waited, u64 waiting, u64 now)
 {

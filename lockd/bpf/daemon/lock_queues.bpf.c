@@ -31,17 +31,17 @@ struct release {
     struct hold_times times; /* what the holder has done since then, as far as it is known */
 #endif
     u32 tgid; /* process of the thread that was woken */
-    u8 kind; /* enum futex_kind, as in struct call, or enum lock_type */
+    u8 kind; /* if `in_kernel`: enum lock_type; else: enum futex_kind, as in struct call */
     u8 end; /* enum wait_end */
     u8 in_kernel; /* 1: a lock of the kernel */
     u8 pad;
 };
 
-#ifndef TRACE /* the trace counts all releases */
+#ifndef TRACE /* a trace counts all releases, and samples none */
 BPF_RINGBUF_OUTPUT(releases, RELEASES_PAGES); /* the sampler looks at it with every tick */
 
 enum refused { REFUSED_SAMPLES, REFUSED_NS };
-BPF_PERCPU_ARRAY(refused_releases, u64, 2); /* by enum refused: samples for which the ring had no room */
+BPF_PERCPU_ARRAY(refused_releases, u64, 2); /* by enum refused: number and ns of refused samples */
 #endif
 
 /* The threads that wait for a lock. They join and leave this queue on several CPUs at a time. Until the time
@@ -51,15 +51,15 @@ struct lock_queue {
     u64 began; /* time at which the entry was made: the kernel drops entries when others need their place */
     u64 waiting; /* number of threads */
     u64 sum;
-    u64 accounted; /* waited_until() up to which the waited time has been attributed */
-    u64 released; /* time up to which the waits of threads that still wait have been attributed */
+    u64 accounted; /* value of waited_until() up to which waiting has been attributed to ends of waits */
+    u64 released; /* time of the last release; at first, time of the first wait */
     u64 busy; /* time since which threads wait without a break; see join_queue() */
 #ifdef WITH_CAUSES
     struct hold hold;
 #endif
 };
 
-BPF_TABLE("lru_hash", u64, struct lock_queue, lock_queues, LOCK_QUEUES_ENTRIES); /* see queue_of() */
+BPF_TABLE("lru_hash", u64, struct lock_queue, lock_queues, LOCK_QUEUES_ENTRIES); /* keys: see queue_of() */
 
 /* Return for how long all threads of a queue together have waited until `now`, in ns; only differences of two
  * such times mean something. */
@@ -68,8 +68,8 @@ static __always_inline u64 waited_until(struct lock_queue *queue, u64 waiting, u
     return queue->sum + waiting * now;
 }
 
-/* Return the time since which threads have waited for the holder: since the last release, or since the queue
- * was last empty. */
+/* Return the time since which threads have waited for the holder: the last release or, if it is later, the
+ * time at which the queue was last empty. */
 static __always_inline u64 waited_since(struct lock_queue *queue)
 {
     u64 since = queue->released;
@@ -90,10 +90,10 @@ static __always_inline struct lock_queue *join_queue(struct thread *t, u64 *key,
         lock_queues.insert(key, &fresh);
         queue = lock_queues.lookup(key);
     }
-    if (!queue || queue->began > now) /* another thread has made it after `now`; see leave_queue() */
+    if (!queue || queue->began > now) /* another thread has made the queue after `now`; see leave_queue() */
         return NULL;
-    /* Two threads that join at once may both be the first. One that joins as the last one leaves may be taken
-     * for a later one: `busy` is then too early, until the queue is next empty. */
+    /* Two threads that join at once may both be the first. A thread that joins just before the last other one
+     * has left is not taken for the first: `busy` is then too early, until the queue is empty again. */
     if (!queue->waiting)
         queue->busy = now;
     __sync_fetch_and_add(&queue->sum, -now);
@@ -113,8 +113,8 @@ static __always_inline void note_holder(struct lock_queue *queue, u64 *key, u32 
                   waiting, now);
 }
 
-/* The thread `tid`, whose entry is `t` and which holds a lock for which others wait, begins or ends to run or
- * is being woken. Until `now` it was in `state`. */
+/* The thread `tid`, whose entry is `t` and which holds a lock for which others wait, is switched in or out,
+ * or is being woken. Until `now` it was in `state` (enum holder_state). */
 static __always_inline void holder_changes(u32 tid, struct thread *t, u8 state, u64 now)
 {
     u64 *key = held_locks.lookup(&tid);
@@ -133,18 +133,18 @@ static __always_inline void holder_changes(u32 tid, struct thread *t, u8 state, 
 #endif
 
 /* The wait of the thread `tid`, whose entry is `t` and which is in the queue of the lock `key`, ends at `now`
- * by `end` (enum wait_end). Return the time in ns that is to be attributed to this end. WITH_CAUSES, and
- * unless `end` is END_NO_RELEASE, return in `release` what the holder has done, and in `since` from when on
- * threads have waited for it. `is_next` says whether the woken thread is the next holder. */
+ * by `end` (enum wait_end). Return the time in ns that is to be attributed to this end. If WITH_CAUSES is
+ * defined and `end` is not END_NO_RELEASE, write to `release` what the holder has done, and to `since` the
+ * time since which threads have waited for it. `is_next`: the woken thread becomes the holder. */
 static __always_inline u64 leave_queue(u32 tid, struct thread *t, u64 *key, u8 end, u64 now,
                                        struct release *release, u64 *since, bool is_next)
 {
     struct lock_queue *queue = lock_queues.lookup(key);
-    u64 began = t->off_since ? t->off_since : now; /* it may still be leaving its CPU */
+    u64 began = t->off_since ? t->off_since : now; /* the thread may still be leaving its CPU */
     u64 waited = time_between(began, now);
 
     t->queued = QUEUED_NOT;
-    if (!queue || queue->began > began) /* it is not the queue that the thread has joined */
+    if (!queue || queue->began > began) /* the thread has joined another queue, which was dropped */
         return waited;
     if ((s64)queue->waiting < 1) {
         /* Fewer threads are counted than wait: two CPUs have let the same thread leave. The queue is made

@@ -5,7 +5,7 @@
 
 #ifndef TRACE /* a trace enters the waits of its processes itself, with their stacks */
 BPF_ARRAY(looked_at, u64, 1); /* time at which everything was attached, written by the loader */
-BPF_ARRAY(clock_offset, u64, 1); /* least measured difference monotonic - scheduler's clock; 0: none yet */
+BPF_ARRAY(clock_offset, u64, 1); /* least measured ns from the scheduler's clock to the monotonic; 0: none */
 
 /* State of a sleeping thread. If it is the same at two times, the thread has slept all the time between. */
 struct sleep {
@@ -82,7 +82,7 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
     t->state = state_of(task_state);
     t->nr = flags & PF_KTHREAD ? NR_KERNEL : flags & PF_EXITING ? NR_EXITING : syscall_of(saved);
     READ_TASK(task, TASK_FROZEN, bits);
-    bool is_frozen = (bits >> TASK_FROZEN_BIT) & 1; /* also set in the parent of a vfork */
+    bool is_frozen = (bits >> TASK_FROZEN_BIT) & 1; /* the bit is also set in the parent of a vfork */
     if (t->state == STATE_INTERRUPTIBLE && is_futex_wait(t->nr) && !is_frozen) {
 #if defined(FUTEX_CALLS) || defined(FUTEX_WAITS)
         struct system_call call = call_of(saved, 4);
@@ -103,7 +103,8 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
 #endif
     }
 #ifdef WITH_OFFCPU
-    if (t->state != STATE_UNINTERRUPTIBLE || t->nr == NR_CLONE3) /* clone3() has its flags in user memory */
+    /* The flags of clone3() are in the memory of the task's process, which cannot be read here. */
+    if (t->state != STATE_UNINTERRUPTIBLE || t->nr == NR_CLONE3)
         return false;
     if (t->nr == NR_CLONE)
         t->detail = call_of(saved, 2).args[0] & CLONE_VFORK ? CLONE_AND_WAIT : CLONE_OTHER;

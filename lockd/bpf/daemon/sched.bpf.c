@@ -2,7 +2,7 @@
 /* Context switches and wake-ups: time off the CPU, time on the run queue, and blocked futex calls. */
 
 /* Key of an absence from the CPU. It contains the slots of the blocked time and of the time on the run queue,
- * so that a switch-in is one map operation. */
+ * so that one map operation counts the whole absence. */
 struct offcpu_key {
     u32 tid;
     u32 waker; /* thread group that ended the wait; 0: an interrupt on an idle CPU, or not known */
@@ -344,7 +344,7 @@ static __always_inline bool is_futex_call(s16 nr)
 
 enum file_kind { FILE_OTHER, FILE_REGULAR, FILE_PIPE, FILE_SOCKET, FILE_DEVICE, FILE_EVENT };
 
-#define S_ANON_INODE (1 << 19) /* since 6.16 such an inode has the type of a regular file, before none */
+#define S_ANON_INODE (1 << 19) /* anonymous inodes: regular files since 6.16, before without a type */
 
 /* Return the kind of the file whose descriptor is the first argument of the current thread's system call. */
 static __always_inline u8 file_kind(u64 task, struct pt_regs *registers)
@@ -452,13 +452,13 @@ static __always_inline u8 state_of_sleeper(u64 task, u64 task_state)
     return state == STATE_INTERRUPTIBLE && (frozen >> TASK_FROZEN_BIT) & 1 ? STATE_OTHER : state;
 }
 
-/* Whether the current thread is followed while it is off the CPU. */
+/* Whether to make an entry for the current thread, which leaves its CPU and has none. */
 static __always_inline bool is_followed(u32 tid)
 {
 #ifdef ONLY_FUTEX_CALLS
     return is_in_call(tid);
 #elif defined(ONLY_KERNEL_LOCKS)
-    return false; /* await_lock() makes the entry of a thread that is to be followed */
+    return false; /* await_lock() makes the entries that are needed */
 #else
     return true;
 #endif
@@ -489,7 +489,7 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
 #endif
             t = entry_of(tid);
         }
-        if (!t) { /* no room, or not followed, or it ends without having left the CPU before */
+        if (!t) { /* no room, no entry needed, or the thread ends and had never left its CPU */
 #ifdef FUTEX_CALLS
             futex_switched_out(NULL, tid, task_state & TASK_DEAD, now);
 #elif defined(FUTEX_WAITS)
@@ -540,7 +540,7 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
     now = bpf_ktime_get_ns(); /* the time for the stacks is not part of the wait */
 #endif
 #if !defined(TRACE) && !defined(FUTEX_CALLS)
-    if (preempted || !task_state) { /* what it was doing does not matter: it waits for a CPU */
+    if (preempted || !task_state) { /* what the thread was doing does not matter: it waits for a CPU */
         t->state = STATE_RUNNABLE;
         t->off_since = now;
 #ifdef WITH_KERNEL_HOLDERS
@@ -552,7 +552,7 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
     u32 flags = 0;
     READ_CURRENT(task, TASK_FLAGS, flags);
     struct pt_regs *registers = user_regs_of(task);
-    /* A thread that was killed has the registers of its last call. */
+    /* The saved registers of a thread that was killed still show the system call that it was in. */
     s16 nr = flags & PF_KTHREAD ? NR_KERNEL : flags & PF_EXITING ? NR_EXITING : syscall_of(registers);
     /* restart_syscall() continues a timed wait after SIGCONT. The thread is still in the call that began
      * the wait. */
@@ -576,7 +576,7 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
 #endif
 #ifdef WITH_HOLDERS
     READ_CURRENT(task, TASK_STATE, state_now);
-    if (state_now && !(state_now & TASK_WAKING)) /* else it was woken meanwhile, and waits for a CPU */
+    if (state_now && !(state_now & TASK_WAKING)) /* else the thread was woken meanwhile */
         join_its_queue(ctx, task, tid, t, now);
 #endif
 #ifdef ONLY_FUTEX_CALLS
@@ -637,7 +637,7 @@ int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
     task_state = (u32)ctx->args[3];
 #else
     READ_TASK(ctx->args[1], TASK_STATE, task_state);
-#if TASK_STATE_BYTES == 4 /* it is an int since 5.14 */
+#if TASK_STATE_BYTES == 4 /* the state is an int since 5.14 */
     task_state &= 0xffffffff;
 #endif
 #endif
@@ -692,7 +692,7 @@ static __always_inline void woken(void *ctx, u64 task)
     t->woken_at = now;
 }
 
-/* Raw tracepoint sched_waking. Argument: the task that is being woken. The waker's CPU calls it. */
+/* Raw tracepoint sched_waking, called on the waker's CPU. Argument: the task that is being woken. */
 int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins();

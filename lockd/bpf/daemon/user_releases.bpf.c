@@ -45,7 +45,7 @@ static __always_inline void count_release(void *ctx, struct release *release, u6
     add_to(&v->waited_ns, waited);
     raise_to(&v->max_waited_ns, waited);
 }
-#define LAST_QUEUED_KIND KIND_COND /* a rwlock looks like a condition variable until the trace ends */
+#define LAST_QUEUED_KIND KIND_COND /* until the trace ends, a rwlock looks like a condition variable */
 #else
 #define LAST_QUEUED_KIND KIND_PI
 
@@ -57,7 +57,7 @@ struct captured_release { /* sample of a wait for a user-space lock that ended b
     u64 python[RELEASE_FUNCTIONS]; /* the code objects of its Python functions, innermost first, up to a 0 */
 };
 
-BPF_ARRAY(release_record, struct captured_release, 1); /* describes the layout of a record */
+BPF_ARRAY(release_record, struct captured_release, 1); /* tells Python the layout of a record */
 #endif
 
 #ifdef WITH_CAUSES
@@ -72,7 +72,7 @@ struct glibc_mutex { /* from glibc 2.31 to 2.42 */
     u32 users;
     u32 kind;
 };
-#define GLIBC_KINDS 0x3f3 /* bits of `kind` */
+#define GLIBC_KINDS 0x3f3 /* the bits that `kind` may have */
 #define GLIBC_TYPE 3
 #define GLIBC_RECURSIVE 1
 
@@ -97,7 +97,7 @@ static __always_inline u32 stored_owner(struct thread *t)
 
     if (at & JAVA_WAIT)
         return 0;
-    if (t->call.guess == KIND_COND) { /* it turned out to be a lock: a rwlock, which is aligned to 8 bytes */
+    if (t->call.guess == KIND_COND) { /* but known to be a lock: a rwlock, aligned to 8 bytes */
         at -= at % 8 ? RWLOCK_WRITERS_AT : RWLOCK_PHASE_AT;
         bpf_probe_read_user(&rwlock, sizeof(rwlock), (void *)at);
         bool is_rwlock = (rwlock.readers & WRITE_LOCKED) == WRITE_LOCKED && !rwlock.unused;
@@ -116,9 +116,9 @@ static __always_inline u32 stored_owner(struct thread *t)
 }
 #endif
 
-/* Whether the current thread's futex call is one that may wake a thread at the address for which `t` waits.
- * If `t` belongs to another process, the lock is in shared memory. Its address may then differ, but not its
- * place within a page. */
+/* Whether the current thread, of the process `tgid`, may wake `t` by a futex call that wakes threads at the
+ * address `uaddr`. If `t` belongs to another process, the lock is in shared memory. Its address may then
+ * differ between the processes, but not its place within a page. */
 static __always_inline bool is_at_lock(struct thread *t, u32 tgid, u64 uaddr)
 {
     if (t->tgid == tgid) /* for a wait of Java the address is not known; see hotspot.bpf.c */
@@ -192,11 +192,11 @@ static __always_inline void output_user_release(void *ctx, struct release *relea
     releases.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
-/* The current thread `tid`, whose entry is `t`, begins to wait at `now` at this `place` in the struct of the
- * GIL. If this shows that it gives up the GIL, charge it with the waits of those that have asked for the GIL.
- * A thread that has the GIL, and is asked for it, first waits for the mutex there. Then it gives up the GIL,
- * waits until another thread has got it, and waits for the GIL. Perhaps only one of these waits is seen: a
- * thread that has asked may find the GIL free before it sleeps again. */
+/* The current thread `tid`, whose entry is `t`, begins to wait at `now`, on the word at the offset `place` in
+ * the struct of the GIL. If this shows that it gives up the GIL, charge it with the waits of the threads that
+ * have asked for the GIL. A thread that has the GIL, and is asked for it, first waits for the mutex in the
+ * struct. Then it gives up the GIL, waits until another thread has got it, and waits for the GIL. Perhaps
+ * only one of these waits is seen: a thread that has asked may find the GIL free before it sleeps again. */
 static __always_inline void give_up_gil(void *ctx, u32 tid, struct thread *t, u64 place, u64 now)
 {
     bool has_given_up = place >= GIL_SWITCHES && place < GIL_SWITCHES_END;
@@ -207,7 +207,7 @@ static __always_inline void give_up_gil(void *ctx, u32 tid, struct thread *t, u6
 
     if (!vm || !sum)
         return;
-    if (place >= GIL_WANTED && place < GIL_WANTED_END) /* did it run from before it was asked until now? */
+    if (place >= GIL_WANTED && place < GIL_WANTED_END) /* has it run since before it was asked? */
         has_given_up = t->woken_at && t->woken_at < sum->last && now - sum->last < GIL_ASKED_NS;
     if (!has_given_up && (!state || user_word(vm->last_holder) != state))
         return;
@@ -225,7 +225,7 @@ static __always_inline void give_up_gil(void *ctx, u32 tid, struct thread *t, u6
 #ifdef WITH_CAUSES
     release.waited = waited;
     describe_unfollowed(&release.times, now - waited, waited, now);
-    /* `t` describes the wait that begins: why the thread was blocked before is not known any more. */
+    /* `t` already describes the wait that begins now: why the thread was blocked before is not known. */
     release.times.known -= release.times.blocked;
     release.times.blocked = 0;
     __builtin_memset(&release.times.absence, 0, sizeof(release.times.absence));

@@ -18,7 +18,7 @@
 #define USUAL_WAITS 16384 /* a power of two; waits that share an element have less even weights */
 #define USUAL_WAITS_BITS 14
 #define LONGEST_USUAL 0x7fffffff /* longer waits count as this when `usual` is learnt */
-#define MOST_WEIGHT (1ULL << 50) /* of a sample: 36 years */
+#define MOST_WEIGHT (1ULL << 50) /* upper limit of a sample's weight, in units of 1024 ns: 36 years */
 #define CERTAIN 0xffffffff /* a chance of 1: chances are in units of 2^-32 */
 #define WAIT_FRAMES 48
 #define WAIT_FUNCTIONS 32
@@ -27,7 +27,7 @@
 /* What a record of the ring is about. Python reads the names. */
 enum wait_record_kind {
     WAIT_BEGINS, /* the stacks are of the thread that waits */
-    WAIT_ENDS, /* the stacks are of the thread that wakes it; without a waker there are none */
+    WAIT_ENDS, /* the stacks are of the waker; if it is not known or the idle thread, there are none */
 };
 
 struct wait_record {
@@ -53,11 +53,11 @@ struct captured_wait {
 };
 
 BPF_RINGBUF_OUTPUT(wait_samples, WAIT_SAMPLES_PAGES); /* the sampler looks at it with every tick */
-BPF_ARRAY(wait_sample_record, struct captured_wait, 1); /* describes the layout of a record */
+BPF_ARRAY(wait_sample_record, struct captured_wait, 1); /* tells Python the layout of a record */
 BPF_ARRAY(usual_waits, u32, USUAL_WAITS); /* by thread and system call, see usual_wait() */
 
 enum refused_wait { REFUSED_WAITS, REFUSED_WAITS_NS };
-BPF_PERCPU_ARRAY(refused_waits, u64, 2); /* by enum refused_wait: samples for which the ring had no room */
+BPF_PERCPU_ARRAY(refused_waits, u64, 2); /* by enum refused_wait: number and ns of refused samples */
 
 /* Count a sample of this weight in ns for which the ring buffer has no room. */
 static __always_inline void refuse_wait(u64 weight)
@@ -73,8 +73,8 @@ static __always_inline void refuse_wait(u64 weight)
         *refused += weight;
 }
 
-/* Return a pointer to the time for which the thread `tid` usually waits in its system call, in units of 1024
- * ns; 0: it has not waited in it yet. */
+/* Return a pointer to the time for which the thread `tid` usually waits in the system call that it is in, in
+ * units of 1024 ns. The time is 0 if the thread has not waited in this call yet. */
 static __always_inline u32 *usual_wait(u32 tid, struct thread *t)
 {
     u32 at = (tid * 0x9e3779b1 ^ (u32)t->nr * 0x85ebca6b) >> (32 - USUAL_WAITS_BITS);
@@ -217,5 +217,5 @@ static __always_inline void return_from_wait(u64 task, u32 tid, struct thread *t
     if (!usual)
         return;
     u32 learnt = *usual ? *usual + ((u32)units >> 2) - (*usual >> 2) : units;
-    *usual = learnt ? learnt : 1; /* 0 is for a wait that is the first one */
+    *usual = learnt ? learnt : 1; /* 0 means that the thread has not waited yet */
 }
