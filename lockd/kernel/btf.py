@@ -1,5 +1,5 @@
-"""The type information (BTF) of the running kernel: offsets of struct members, numbers of arguments, and the
-BPF helpers that it has."""
+"""The type information (BTF) of the running kernel: offsets of struct members, numbers of arguments of
+functions and tracepoints, and whether the kernel has a BPF helper."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class KernelTypes:
             return None
         pointer = self._type(typedef).size_or_type
         prototype = self._type(pointer).size_or_type
-        return self._type(prototype).members - 1  # the first argument is the tracepoint's own data
+        return self._type(prototype).members - 1  # without the first: the tracepoint's own data
 
     def function(self, name: str) -> int | None:
         """Return the BTF id of a kernel function, or None if BTF does not describe it."""
@@ -135,7 +135,10 @@ class KernelTypes:
 
 
 def _missing() -> LockdError:
-    """Return the error for a kernel without usable BTF; libbpf does not tell the reason."""
+    """Return the error to raise after libbpf has failed to load the kernel's BTF.
+
+    libbpf's own error does not tell whether the kernel has BTF.
+    """
     try:
         VMLINUX.read_bytes()
     except OSError as error:

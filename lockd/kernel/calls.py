@@ -155,7 +155,7 @@ def _lift_memlock() -> None:
     Before 5.11 (97306be45fbe and others) the BPF objects of all processes of a user count as locked memory.
     """
     unlimited = resource.RLIM_INFINITY
-    with contextlib.suppress(ValueError, OSError):  # then a BPF call that exceeds the limit fails
+    with contextlib.suppress(ValueError, OSError):  # the limit stays: a BPF call beyond it fails
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (unlimited, unlimited))
 
 

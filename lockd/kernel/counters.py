@@ -21,8 +21,8 @@ RUN_TIME_NS, RUN_COUNT, RECURSION_MISSES = 192, 200, 208
 MOST = (1 << 63) - 1
 """The largest total, as it has to fit an int64: 292 years in nanoseconds.
 
-No count of events gets there. The time of refused samples may, because it is the time of many threads:
-100,000 threads wait for so long in 26 hours. The total then stays at this value.
+No count of events gets there. The time of refused samples may, because it is the sum over many threads:
+100,000 threads wait for 292 years together in 26 hours. The total then stays at this value.
 """
 
 
@@ -42,7 +42,7 @@ class PerCpuCounters:
             key = ctypes.c_uint32(index)
             if self._lib.bpf_map_lookup_elem(self._fd, ctypes.byref(key), self._values.ctypes.data):
                 raise LockdError(f"map {self._name}: reading: {os.strerror(ctypes.get_errno())}")
-            totals[index] = min(sum(self._values.tolist()), MOST)  # numpy would wrap at 2^64
+            totals[index] = min(sum(self._values.tolist()), MOST)  # a sum of numpy would wrap at 2^64
         return totals
 
 
@@ -63,7 +63,7 @@ class Losses:
     """The map `losses`, in which the programs count events that they could not count in full."""
 
     def __init__(self, manifest: Manifest, counters: PerCpuCounters) -> None:
-        self._members = manifest.enums["loss"][:-1]  # the last member is their number
+        self._members = manifest.enums["loss"][:-1]  # the last member is the number of the others
         self._counters = counters
 
     def read(self) -> Lost:
@@ -88,9 +88,9 @@ class Losses:
 
 
 def program_info(fd: int) -> npt.NDArray[np.int64]:
-    """Return the run time (ns), the number of runs and that of missed runs of a program since it was loaded.
+    """Return three numbers of a program since it was loaded: its run time in ns, its runs and skipped runs.
 
-    A value that the kernel does not count is 0. All three are 0 if the kernel refuses to tell them.
+    A number that the kernel does not count is 0. All three are 0 if the kernel refuses to tell them.
     """
     numbers = np.zeros(PROG_INFO_BYTES // 8, np.int64)
     size = ctypes.c_uint32(PROG_INFO_BYTES)

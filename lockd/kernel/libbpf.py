@@ -13,13 +13,13 @@ ENOTSUPP = 524
 _INT, _U32, _PTR, _STR = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
 
 _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
-    # libbpf.h, btf.h
+    # declared in btf.h
     "btf__load_vmlinux_btf": (_PTR, ()),
     "btf__find_by_name_kind": (_INT, (_PTR, _STR, _U32)),
     "btf__type_by_id": (_PTR, (_PTR, _U32)),
     "btf__resolve_type": (_INT, (_PTR, _U32)),
     "btf__name_by_offset": (_STR, (_PTR, _U32)),
-    # bpf.h
+    # declared in bpf.h
     "bpf_map_update_elem": (_INT, (_INT, _PTR, _PTR, ctypes.c_uint64)),
     "bpf_map_lookup_elem": (_INT, (_INT, _PTR, _PTR)),
     "bpf_map_delete_elem": (_INT, (_INT, _PTR)),
@@ -45,7 +45,7 @@ def libbpf() -> ctypes.CDLL:
             continue
     else:
         raise HostError("libbpf: not found: install the package libbpf1 (libbpf0 on older systems)")
-    library.libbpf_set_print(None)  # lockd's messages say what failed and where; libbpf's go to stderr
+    library.libbpf_set_print(None)  # keep libbpf from writing to stderr: lockd has messages of its own
     for function, (result, arguments) in _PROTOTYPES.items():
         prototype = getattr(library, function)
         prototype.restype, prototype.argtypes = result, arguments

@@ -30,8 +30,8 @@ class TestRunOpts(ctypes.Structure):
 class KernelOwners:
     """Owners of mutexes, rt_mutexes and rwsems held for writing. No owners of other locks are known.
 
-    `fd` is the descriptor of the program, or -1. No owner is known without the program, or if the kernel does
-    not run it for this process (before 5.19 that takes CAP_BPF).
+    `fd` is the descriptor of the BPF program read_owner(), or -1 if there is none. No owner is known without
+    the program, or if the kernel refuses to run it for this process (before 5.19 running it takes CAP_BPF).
     """
 
     def __init__(self, fd: int) -> None:
@@ -45,7 +45,10 @@ class KernelOwners:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, functions: Sequence[int]) -> KernelOwners:
-        """Find the program by name. `functions` are the descriptors of the manifest's functions, in order."""
+        """Return the owners that the program of `manifest` reads, if it has one.
+
+        `functions` are the descriptors of `manifest.functions`, in the same order.
+        """
         descriptors = zip(manifest.functions, functions, strict=True)
         return cls(next((fd for (_, name), fd in descriptors if name == FUNCTION), -1))
 

@@ -33,12 +33,12 @@ class Chosen:
     """`tracepoint`, `fentry` or `kprobe`, in one-shot tools also `uprobe`. Empty if this host cannot do the
     part by a mechanism that the configuration allows."""
     instead_of: str
-    """Why preferred mechanisms were not chosen, for people to read; empty if none was preferred."""
+    """Why mechanisms preferred to this one were not chosen, for people to read; empty if there are none."""
 
 
 @dataclass(frozen=True)
 class MapInfo:
-    """A BPF map. Its descriptor has the same position among the descriptors as it has in Manifest.maps."""
+    """A BPF map. The loader hands over the descriptors of the maps in the order of Manifest.maps."""
 
     name: str
     entries: int
@@ -49,7 +49,8 @@ class MapInfo:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the loader sends, along with the descriptors of `maps`, of `functions` and of the attachments."""
+    """What the loader sends to the process that started it, along with the descriptors of `maps`, of
+    `functions` and of the attachments, in this order."""
 
     attached_ns: int
     """Time on the monotonic clock at which everything was attached, in nanoseconds. A wait that began

@@ -35,7 +35,7 @@ class HashMap:
         self.key, self.value = structs.struct_dtype(info.key), structs.struct_dtype(info.value)
         self._key_bytes, self._value_bytes = self.key.itemsize, self.value.itemsize
         self._lib = libbpf()
-        # These objects are made once: to make one takes 1 or 2 microseconds, and a whole tick takes some 100.
+        # These ctypes objects are made once: to make one takes 1 or 2 µs, and a whole tick takes some 100 µs.
         self._token, self._count = (ctypes.c_char * 16)(), ctypes.c_uint32()
         self._count_pointer = ctypes.byref(self._count)
 
@@ -58,9 +58,9 @@ class HashMap:
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return those of the given entries, copies from an earlier read, that have not changed since then.
 
-        Programs write an entry in several steps. An entry that is read half-way could join the start of an
-        old wait to the kind of a new one, and raise a false alert. A value that is the same in both reads was
-        complete before the first of them.
+        Programs write an entry in several steps. An entry that is read between two steps could join the start
+        of an old wait to the kind of a new one, and raise a false alert. An entry whose value is the same in
+        both reads counts as complete.
         """
         if not len(keys):
             return keys, values
@@ -75,7 +75,7 @@ class HashMap:
     def drain(self, buffers: Buffers) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Read all entries and delete them; return their keys and values as read() does.
 
-        No program may be writing to the map any more.
+        Only for a map to which no program writes any more.
         """
         keys, values = buffers.for_map(self)
         total = self.drain_into(keys.ctypes.data, values.ctypes.data, len(keys))
@@ -114,7 +114,7 @@ class HashMap:
                 raise self._error("deleting an entry", code)
 
     def _batch(self, operation: Any, keys_address: int, values_address: int, room: int) -> int:
-        """Call a batch operation until the map ends or `room` is full; return the number of entries."""
+        """Call a batch operation until the map ends or `room` entries are read; return how many were read."""
         total, token, count = 0, None, self._count
         while total < room:
             count.value = room - total
@@ -123,7 +123,7 @@ class HashMap:
             code = ctypes.get_errno() if failed else 0
             if code == errno.ENOSPC:
                 break  # the map was full and changed during the read: the next bucket exceeds the room left
-            # ENOENT (the end of the map) and BUSY set the count, as success does.
+            # After ENOENT (the end of the map) or BUSY, too, the count is the number of entries read.
             if code not in (0, errno.ENOENT, *BUSY):
                 raise self._error("reading a batch", code)
             total += count.value

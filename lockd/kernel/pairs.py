@@ -34,13 +34,13 @@ Words: TypeAlias = memoryview
 MEMBARRIER_CALL = {"x86_64": 324, "aarch64": 283}[os.uname().machine]
 MEMBARRIER_CMD_GLOBAL = 1
 NUMBERS = 1 << 32
-"""How many windows have different numbers. Then, after years, the numbers begin again at 0."""
+"""How many windows have different numbers. After so many, which takes years, the numbers begin again at 0."""
 WORD_BYTES, ELEMENT_WORDS = 4, 2
-"""The size of a word in bytes, and the step in words to which the kernel rounds up the size of an array's
-element."""
+"""The size of a word in bytes, and the number of words to whose multiples the kernel rounds up the size of an
+array's element."""
 LONGEST_PROGRAM = 0.25
-"""Seconds in which every run of a BPF program ends. A run takes some microseconds, if the kernel does not
-preempt the program (docs/limits.md)."""
+"""Seconds after which a run of a BPF program is believed to have ended. A run takes some microseconds, if the
+kernel does not preempt the program (docs/limits.md)."""
 
 
 def map_words(fd: int, info: MapInfo) -> Words:
@@ -100,13 +100,13 @@ class Control:
     def set_wait_per_capture(self, wait: int) -> None:
         """Set the wait per capture, in units of 1024 ns (lockd/bpf/daemon/wait_samples.bpf.c).
 
-        A thread that usually waits off the CPU for so long or longer is always captured, and another one with
-        a chance in proportion to its usual wait. With 0 no thread is captured.
+        A thread that usually waits off the CPU for so long or longer is captured in every such wait, another
+        thread with a chance that grows with its usual wait. With 0 no thread is captured.
         """
         self._set("wait_per_capture", wait)
 
     def _set(self, name: str, value: int) -> None:
-        if value != self._words[self._at[name]]:  # a write would take the value out of other CPUs' caches
+        if value != self._words[self._at[name]]:  # a needless write empties other CPUs' caches of it
             self._words[self._at[name]] = value
 
     def set_exporter(self, pid: int) -> None:
@@ -132,24 +132,24 @@ class Written:
     """
 
     def __init__(self, words: Words, members: Sequence[str], control: Control) -> None:
-        # A memoryview: numpy is slow for single numbers when other work has pushed it out of the CPU caches.
+        # A memoryview: an array of numpy is slow for single numbers when numpy's code is in no CPU cache.
         self._last, self._control = words[::ELEMENT_WORDS], control
         self._positions = {member: 2 * position for position, member in enumerate(members)}
         self._wait = self._positions["wait"]
 
     def has(self, what: str) -> bool:
-        """Whether `what`, a pair or another member, was written in the current window."""
+        """Whether `what`, a pair or another member of enum written, has a mark of the current window."""
         number = self._control.number
         return self._last[self._positions[what] + (number & 1)] == number
 
     @property
     def is_any(self) -> bool:
-        """Whether the current window has anything to be drained."""
+        """Whether the current window has a mark other than `wait`, that is, a reason to end it."""
         number = self._control.number
         return number in self._last[number & 1 : self._wait : 2].tolist()
 
     def has_ended_with(self, what: str) -> bool:
-        """Whether `what` was written in the window before the current one."""
+        """Whether `what`, a member of enum written, has a mark of the window before the current one."""
         before = (self._control.number - 1) % NUMBERS
         return self._last[self._positions[what] + (before & 1)] == before
 
@@ -190,7 +190,7 @@ class GracePeriod:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the period that was begun last has ended; True if none was begun."""
+        """Whether the grace period that began last has ended; True if none has begun."""
         return self._last_ended == self._last_begun or time.monotonic() - self._begun_at >= LONGEST_PROGRAM
 
     def _run(self) -> None:
@@ -203,10 +203,10 @@ class GracePeriod:
 
 
 class Pairs:
-    """The maps of `manifest`, whose descriptors come first in `fds`.
+    """The maps of `manifest`. Their descriptors are the first ones in `fds`, in the same order.
 
     `others` names the maps that are not hash maps, besides `control`, `written`, `losses` and `run_times`.
-    Raises LockdError.
+    Raises LockdError if a map cannot be mapped into memory.
     """
 
     def __init__(self, manifest: Manifest, fds: list[int], others: tuple[str, ...] = ()) -> None:

@@ -40,8 +40,8 @@ class RingReader:
         self._data_words = self._data.cast("I")
 
     def fileno(self) -> int:
-        """Return the ring's descriptor, for poll(): readable while there is a record, if the programs wake
-        the reader."""
+        """Return the ring's descriptor, for poll(): readable while there is a record. A poll() that sleeps is
+        woken only if the program that writes the record asks the kernel for it."""
         return self._ring.fd
 
     def records(self) -> Iterator[memoryview]:
