@@ -29,7 +29,7 @@ struct kernel_hold_value {
     u64 hold_ns;
     u64 max_hold_ns;
     u64 is_mmap_lock; /* 1: the lock is mmap_lock of the holder's own address space */
-    struct who who; /* without names if another thread released the lock */
+    struct who who; /* without names if another thread made this entry, at a release */
 };
 
 #define NESTED 4 /* a thread may hold a read lock or a counting semaphore several times */
@@ -493,8 +493,8 @@ static __always_inline void hold_untimed(u64 lock)
 }
 
 /* Attached to osq_unlock(), with which a thread ends spinning for an rwsem. No tracepoint shows this
- * spinning. If the thread got the lock by spinning, its hold begins now. Otherwise it goes on to wait. Where
- * no thread spins for rwsems, osq_unlock() may be there for mutexes, and nothing is done here. */
+ * spinning. If the thread got the lock by spinning, its hold begins now. Otherwise it goes on to wait. In a
+ * kernel whose threads do not spin for rwsems, only mutexes call osq_unlock(), and nothing is done here. */
 int lock_spun_for(probed *ctx)
 {
 #ifdef RWSEM_OSQ

@@ -70,8 +70,8 @@ static __always_inline u64 left_cpu(u64 task, u64 offset, u64 now)
 }
 #endif
 
-/* Describe in `t` what a thread waits for. Return whether the wait is of interest: a futex wait, or an
- * uninterruptible wait. Threads in other waits wait for work. */
+/* Describe in `t` what a thread waits for. Return whether the wait is of interest, and what it is for can be
+ * read here. Of interest are futex waits and uninterruptible waits: in other waits threads wait for work. */
 static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, struct thread *t)
 {
     u32 flags = 0;

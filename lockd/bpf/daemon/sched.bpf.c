@@ -141,7 +141,7 @@ static __always_inline bool add_to_overflow(int window, struct offcpu_key *key, 
 /* Count an absence, for which the map has no room, in the overflow map. Return whether it is counted. */
 static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, u64 blocked, u64 run)
 {
-#ifdef TRACE_OFFCPU /* all such absences share one entry, so that the sum is right */
+#ifdef TRACE_OFFCPU /* all such absences share one entry, so that the sums over all threads are right */
     struct offcpu_key nobody = {};
 
     return add_to_overflow(window, &nobody, blocked, run);
