@@ -21,12 +21,13 @@
 
 #define USER64_CODE_SEGMENT 0x33
 #define NR_COMPAT_FUTEX 240 /* futex() of 32-bit programs */
-#define NR_COMPAT_FUTEX_TIME64 422 /* with a timeout of 64 bits (5.1) */
+#define NR_COMPAT_FUTEX_TIME64 422 /* the same with a timeout of 64 bits (since 5.1) */
 #endif
 
 #define THREAD_BYTES 16384 /* size of a kernel stack (THREAD_SIZE) */
 
-/* These numbers are the same on every architecture (since 5.1, 5.3, 5.16 and 6.7). */
+/* System calls that have the same number on every architecture. They exist since 5.1, 5.3 and 5.16, and the
+ * last three since 6.7. */
 #define NR_PIDFD_SEND_SIGNAL 424
 #define NR_CLONE3 435
 #define NR_FUTEX_WAITV 449
@@ -35,14 +36,13 @@
 #define NR_FUTEX_REQUEUE 456
 
 /* Values in place of a system call number. */
-#define NR_NONE (-1) /* a user thread in no system call: a page fault or another trap */
+#define NR_NONE (-1) /* a user thread in no system call, but in a page fault or another trap */
 #define NR_KERNEL (-2) /* a kernel thread, or a worker that the kernel made for a process */
 #define NR_COMPAT (-3) /* a system call of a 32-bit program, whose numbers differ */
-#define NR_EXITING (-4) /* a thread that ends, in whatever call it was when it was killed */
+#define NR_EXITING (-4) /* a thread that ends, whichever call it was in */
 
 /* Return the address of the saved user registers of a thread. Since 5.15 a helper finds them. In older
- * kernels they are at the very top of the kernel stack: the padding above them (FRED, 6.9) does not exist
- * there. */
+ * kernels they are at the very top of the kernel stack: the padding above them came only with 6.9 (FRED). */
 static __always_inline struct pt_regs *user_regs_of(u64 task)
 {
 #ifdef HAVE_TYPED_CURRENT
@@ -65,7 +65,7 @@ static __always_inline struct pt_regs *user_regs(void)
 }
 
 #if !defined(__TARGET_ARCH_arm64) && !defined(__aarch64__)
-struct saved_call { /* one after another, as in struct pt_regs */
+struct saved_call { /* these registers follow one another in struct pt_regs, too */
     u64 orig_ax, ip, cs;
 };
 
@@ -122,7 +122,7 @@ static __always_inline void read_arguments(struct pt_regs *saved, bool is_compat
     bpf_probe_read_kernel(arguments, sizeof(u64), &saved->orig_x0);
 #else
 #ifdef HAVE_TYPED_CURRENT
-    volatile struct pt_regs *regs = saved; /* each read is an instruction */
+    volatile struct pt_regs *regs = saved; /* read by load instructions, without a helper */
 #else
     struct {
         u64 bx, r11, r10, r9, r8, ax, cx, dx, si, di;
@@ -171,7 +171,7 @@ static __always_inline struct system_call call_of(struct pt_regs *saved, int cou
 
 static __always_inline u64 user_stack_pointer(struct pt_regs *regs)
 {
-    return regs->sp; /* the member has the same name on both architectures */
+    return regs->sp; /* this member has the same name on x86-64 and arm64 */
 }
 
 /* Return the first argument of the system call that a thread is in, by its saved user registers. It is wrong

@@ -13,7 +13,7 @@
 struct capture {
     struct pt_regs registers;
     u64 thread_pointer;
-    u64 frames[USER_FRAMES]; /* return addresses by frame pointers, innermost first, up to a 0 */
+    u64 frames[USER_FRAMES]; /* instruction pointer, then return addresses by frame pointers; 0 ends them */
     u32 tid;
     u32 tgid;
     u32 bytes; /* length of `stack` */
@@ -24,10 +24,11 @@ struct capture {
 BPF_ARRAY(no_capture, struct capture, 1);
 
 #ifdef HAVE_RETURN_INSTANCES
-#define RETURN_INSTANCES 4 /* at most so many return addresses are restored, from the innermost on */
+#define RETURN_INSTANCES 4 /* how many return addresses are restored at most: the innermost ones */
 
-/* Restore return addresses in a capture of a stack that begins at `from`. A uretprobe replaces the return
- * address on the stack, so that no caller could be found. The kernel remembers the original. */
+/* Restore the return addresses in `kept`, whose part of the stack begins at the address `from`. A uretprobe
+ * replaces the return address of its function on the stack, which would hide all callers of the function. The
+ * kernel remembers the original. */
 static __always_inline void restore_return_addresses(u64 task, struct capture *kept, u64 from)
 {
     u64 utask = 0, one = 0, at = 0, address = 0;

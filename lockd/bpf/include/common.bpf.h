@@ -3,11 +3,11 @@
  *
  * An aggregate is a pair: two hash maps, `NAME_0` and `NAME_1`, behind an array of maps `NAME`. The last bit
  * of `control.window` is the number of the map that the programs write, and the sampler drains the other.
- * Keys contain the thread id. An entry therefore has one writer and needs no atomic operations. Among the
- * exceptions are holds of kernel locks, and entries under restraint (see OF_PROCESS). When a map is full, the
- * event is counted in the pair `NAME_over`. Its keys leave out everything that has many values, so its
- * entries have many writers and need atomic operations. An event for which that map has no room either is
- * counted in `losses`. */
+ * Keys contain the thread id. An entry therefore has one writer and needs no atomic operations. Entries about
+ * holds of kernel locks and entries under restraint (see OF_PROCESS) are exceptions. When a map is full, the
+ * event is counted in the pair `NAME_over`. The keys of this pair leave out everything that has many values,
+ * so its entries have many writers and need atomic operations. If this pair has no room for the event either,
+ * `losses` counts it. */
 
 #include <linux/types.h>
 #include <uapi/linux/ptrace.h>
@@ -21,7 +21,7 @@
 
 /* Events that could not be counted (LOSS), and events that were counted in an overflow map, without thread
  * and lock (OVER). RETURN_MISSED means that a kretprobe missed a return, because it has room for few calls at
- * a time. Python takes map and reason from the names: LOSS_<map>__<reason>, OVER_<map>. */
+ * a time. Python takes the map and the reason from the names: LOSS_<map>__<reason>, OVER_<map>. */
 enum loss {
     LOSS_FUTEX__THREADS_FULL,
     LOSS_FUTEX__FULL,
@@ -33,9 +33,9 @@ enum loss {
     LOSS_KERNEL_LOCKS__RETURN_MISSED,
     LOSS_KERNEL_HOLDS__HOLDING_FULL,
     LOSS_KERNEL_HOLDS__FULL,
-    LOSS_KERNEL_HOLDS__RETURN_MISSED, /* of a trylock, if it succeeds, acquisition and hold; else a hold */
+    LOSS_KERNEL_HOLDS__RETURN_MISSED, /* a hold is lost; of a successful trylock the acquisition too */
     LOSS_KERNEL_HOLDS__RELEASE_MISSED, /* the thread takes a lock that it seems to hold already */
-    LOSS_KERNEL_HOLDS__TAKEN_UNSEEN, /* released although nobody is known to hold it */
+    LOSS_KERNEL_HOLDS__TAKEN_UNSEEN, /* a lock is released although nobody is known to hold it */
     LOSS_KERNEL_HOLDS__TOO_NESTED,
     LOSS_STACKS__FULL,
     LOSS_STACKS__UNREADABLE,
@@ -56,7 +56,7 @@ enum loss {
  * replaces these loads: index 0 becomes a load of the function's return value, which follows the
  * arguments, and the others become constants. */
 #define GIVEN_BASE 2048
-#define GIVEN(ctx, which) (((volatile u64 *)(ctx))[GIVEN_BASE + (which)]) /* volatile: always 64 bits */
+#define GIVEN(ctx, which) (((volatile u64 *)(ctx))[GIVEN_BASE + (which)]) /* volatile: 64 bits are loaded */
 #define GIVEN_RETURNED(ctx) GIVEN(ctx, 0)
 #define GIVEN_LOCK_TYPE(ctx) ((u32)GIVEN(ctx, 1)) /* enum lock_type */
 #define GIVEN_SUCCESS(ctx) ((u32)GIVEN(ctx, 2))
@@ -128,7 +128,7 @@ struct call {
 #define TASK_DEAD 0x80
 #define TASK_WAKEKILL 0x100 /* with TASK_UNINTERRUPTIBLE it is TASK_KILLABLE */
 #define TASK_WAKING 0x200
-#define TASK_NOLOAD 0x400 /* TASK_IDLE: uninterruptible, but waits for nothing in particular */
+#define TASK_NOLOAD 0x400 /* with TASK_UNINTERRUPTIBLE it is TASK_IDLE: idle, not in the load average */
 #define TASK_RTLOCK_WAIT 0x1000 /* waits for a sleeping spinlock of PREEMPT_RT (since 5.15) */
 
 /* Flags of a task. */
@@ -159,14 +159,14 @@ enum queued { QUEUED_NOT, QUEUED_BY_USER, QUEUED_IN_KERNEL };
 #define AWAITS_LOCK 1 /* it waits for a lock, whether it sleeps or not */
 #define SLEPT_FOR_LOCK 2 /* it sleeps for a lock or, if it is on a CPU, its last absence was such a sleep */
 
-/* A thread that was switched out at least once, or that has waited for a lock of the kernel. The thread
- * itself writes its entry, with exceptions: its waker writes `woken_at` and `waker`, resets `queued` and
- * may change `flags`. Other threads that wait for a lock or release one may change `flags` too. (Before 5.18
- * its waker also writes `state`.)
+/* A thread that was switched out at least once, or that has waited for a lock of the kernel. The CPU that
+ * runs the thread, or switches to it, writes its entry. Exceptions: the waker of the thread writes `woken_at`
+ * and `waker`, resets `queued`, may change `flags` and, before 5.18, writes `state`. Other threads that wait
+ * for a lock or release one may change `flags` too.
  *
  * In mode blocked everything from `off_since` on is one cache line of 64 bytes: a wait mostly ends on another
  * CPU than it began on, and each line that both CPUs write costs some 100 ns. The kernel puts 56 bytes
- * (struct htab_elem, 48, and the key, 8) before a value of 72 bytes, and each element follows the last one.
+ * (struct htab_elem, 48, and the key, 8) before each value of 72 bytes, and leaves no gap between elements.
  * So every element is two whole lines. */
 struct thread {
     u64 thread_pointer; /* set once the thread has waited for a user-space lock */
@@ -184,17 +184,17 @@ struct thread {
     u8 flags; /* THREAD_* */
     u8 queued; /* enum queued: the sort of lock in whose queue it is counted */
     u8 awaits; /* AWAITS_LOCK, SLEPT_FOR_LOCK */
-    struct call call; /* in mode calls moved here from `running` when the thread leaves the CPU */
+    struct call call; /* its futex call; in mode calls `running` has it until the thread leaves the CPU */
     u32 looked_up; /* time at which the lock of `call` was last found in known_locks, in units of 1 << 20 ns
                     */
-    u32 ready; /* for how long it was ready to run in its last absence, in units of 1024 ns */
+    u32 ready; /* for how long it waited for a CPU when it was last off the CPU, in units of 1024 ns */
 #ifdef FUTEX_CALLS
-    u64 call_blocked; /* ns that it was blocked in this call so far */
+    u64 call_blocked; /* ns for which it was blocked in `call` so far */
 #endif
 #ifdef TRACE_OFFCPU
-    struct call_stack_ids stacks; /* at the switch-out; they are not available later */
+    struct call_stack_ids stacks; /* taken at the switch-out, as they are not available later */
     char comm[COMM_LEN]; /* of the thread at the switch-out */
-    struct waker woken_by; /* the last waker, which writes this */
+    struct waker woken_by; /* the last waker, which writes this member */
 #endif
 };
 
@@ -211,8 +211,8 @@ struct control { /* the loader writes the first member, and then the sampler the
     u64 queue_secret; /* a random odd number that stays the same (lock_causes.bpf.c) */
     u32 window; /* number of the window; its last bit is the map of every pair that the programs write */
     u32 restraint; /* enum restraint */
-    u32 is_timed; /* 1: the programs measure the run times of one run in TIMED_RUNS */
-    u32 sampler, exporter; /* their thread groups */
+    u32 is_timed; /* 1: the programs measure how long one run in TIMED_RUNS takes */
+    u32 sampler, exporter; /* ids of their thread groups */
     /* Waited time per sampled release of a lock (lock_queues.bpf.c), and per captured wait off the CPU
      * (wait_samples.bpf.c), in units of 1024 ns; 0: no samples. */
     u32 wait_per_sample;
@@ -234,7 +234,7 @@ enum written {
     WRITTEN_KERNEL_HOLDS,
     WRITTEN_KERNEL_HOLDS_OVER,
     WRITTEN_SOON, /* the window should end with the next tick */
-    WRITTEN_PROCESSES, /* an entry about neither lockd nor a kernel thread, or one of an overflow map */
+    WRITTEN_PROCESSES, /* an entry of an overflow map, or about neither lockd nor a kernel thread */
     WRITTEN_WAIT, /* a thread began to wait for a lock */
     WRITTENS
 };
@@ -244,14 +244,15 @@ enum written {
 #define MMAPABLE 0x400 /* BPF_F_MMAPABLE */
 BPF_F_TABLE("array", u32, struct control, control, 1, MMAPABLE);
 /* The only element of `control`. The programs have its address as a constant, so that they need no look-up.
- * The loader puts the true address in place of one that begins like AT_<map> (load/compiled.py). */
+ * The loader puts the true address in place of each constant with the upper half of an AT_<MAP>
+ * (load/compiled.py). */
 #define AT_CONTROL 0x6c6f636b00000000
 #define CONTROL ((volatile struct control *)AT_CONTROL)
 /* Element 2 * W + M, with W of enum written and M the map of every pair (0 or 1), is the number of the last
  * window in which W was noted. A window's number comes back only after years, so nothing has to be cleared.
- * No element is written twice in a window. */
+ * A program does not write a number that the element has already. */
 BPF_F_TABLE("array", u32, u32, written, 2 * WRITTENS, MMAPABLE);
-BPF_PERCPU_ARRAY(run_times, u64, 1); /* sum of the times of one run in TIMED_RUNS, in ns */
+BPF_PERCPU_ARRAY(run_times, u64, 1); /* how long the timed runs took together, in ns */
 BPF_PERCPU_ARRAY(losses, u64, LOSSES);
 /* By thread id. Keys have 8 bytes because the kernel compares such keys as one word, and shorter ones byte by
  * byte. */
@@ -265,7 +266,8 @@ static __always_inline struct thread *entry_of(u32 tid)
     return threads.lookup(&key);
 }
 
-/* Make an entry for a thread that has none. Returns 0, or an error if it has one or there is no room. */
+/* Make an entry for a thread that has none. Return 0, or an error if the thread has one or there
+ * is no room. */
 static __always_inline int add_thread(u32 tid, struct thread *fresh)
 {
     u64 key = tid;
@@ -294,7 +296,7 @@ static __always_inline void mark_written(u32 what, int window)
 
     if (!last)
         return;
-    number -= (number ^ window) & 1; /* the next window may have begun, but never two in one run */
+    number -= (number ^ window) & 1; /* one flip may have come after current_window(), never two */
     if (*last != number)
         *last = number;
 }
@@ -315,7 +317,7 @@ static __always_inline bool is_of_process(u32 tgid, bool kernel_thread)
 /* Add an entry to `map`, the one of the pair `pair` (enum written) that is written in `window`. `of_process`
  * is the answer of is_of_process(). The marks come first: there is never an entry without them. A window with
  * few entries may last for several ticks. One entry in FEW, chosen at random, makes it end with the next
- * tick, so that no map becomes full. Returns 0, or an error if there is an entry with this key or no room. */
+ * tick, so that no map becomes full. Return 0, or an error if there is an entry with this key or no room. */
 static __always_inline int add_entry(u32 pair, int window, void *map, void *key, void *fresh, bool of_process)
 {
     mark_written(pair, window);
@@ -335,8 +337,8 @@ static __always_inline u32 restraint(void)
 #endif
 }
 
-/* Flag of a key's `tid`, which then is the id of a process. The entry is about all its threads and locks,
- * and has many writers. */
+/* Flag of a key's `tid`, which then is the id of a process. The entry is then about all threads and locks of
+ * the process, and has many writers. */
 #define OF_PROCESS 0x80000000
 
 /* The kernel measures the run times of programs only on behalf of a process with CAP_SYS_ADMIN, which
@@ -345,7 +347,7 @@ static __always_inline u32 restraint(void)
 /* A run that takes longer does not count: it was interrupted, or the virtual CPU itself did not run. */
 #define LONGEST_RUN_NS 1000000
 
-/* Return the time at which the run begins, or 0 if it is not timed. */
+/* Return the time in ns at which this run of a program begins, or 0 if the run is not timed. */
 static __always_inline u64 run_begins(void)
 {
 #ifdef TRACE
@@ -365,7 +367,7 @@ static __always_inline void run_ends(u64 began)
     if (!total)
         return;
     u64 took = bpf_ktime_get_ns() - began;
-    u64 reading = bpf_ktime_get_ns() - began - took; /* the time of one reading of the clock */
+    u64 reading = bpf_ktime_get_ns() - began - took; /* how long it takes to read the clock */
     if (took > reading && took < LONGEST_RUN_NS)
         *total += took - reading;
 }
@@ -437,13 +439,13 @@ static __always_inline void raise_own(u64 *max, u64 value)
 #endif
 
 /* The struct of the kernel at an address, and a read of one of its members, or of a member of a struct to
- * which such a member points. Neither needs a call of a helper where the verifier takes our word for the type
- * of the struct (bpf_rdonly_cast(), a35b9af4ec2c, 6.2). The type is given by its number in the kernel's BTF.
- * A read at an address that is not mapped gives 0, as with the helper. The struct needs a variable of its
- * own: bcc turns a read at an address that comes from the context into a call of the helper. */
+ * which such a member points. Neither needs a call of a helper where the verifier accepts the type that the
+ * program states (bpf_rdonly_cast(), a35b9af4ec2c, 6.2), by its number in the kernel's BTF. A read at an
+ * address that is not mapped gives 0, as with the helper. The result of STRUCT_AT() has to be stored in a
+ * variable: bcc turns a read at an address that comes from the context into a call of the helper. */
 #ifdef RDONLY_CAST
-/* The loader turns a call of a helper with this number or a larger one into a call of the kernel's function
- * with the BTF id that was added (load/compiled.py). */
+/* The loader turns a call of the helper with the number KERNEL_FUNCTION + n into a call of the kernel's
+ * function with the BTF id n (load/compiled.py). */
 #define KERNEL_FUNCTION 0x10000000
 static u64 (*const rdonly_cast)(u64 address, u32 type) = (void *)(KERNEL_FUNCTION + RDONLY_CAST);
 #define STRUCT_AT(address, type) rdonly_cast(address, type)
@@ -455,10 +457,10 @@ static u64 (*const rdonly_cast)(u64 address, u32 type) = (void *)(KERNEL_FUNCTIO
 
 /* Bits of `owner` in struct mutex, rw_semaphore and rt_mutex_base that are not part of the task's address. */
 #define OWNER_FLAGS 7
-#define READERS_OWN 1 /* in an rwsem (RWSEM_READER_OWNED): the task is, or was, only its last reader */
+#define READERS_OWN 1 /* in an rwsem (RWSEM_READER_OWNED): the task is or was one of its readers */
 
 /* Return the address of the task that owns the kernel lock at the address `lock`, or 0 if the lock stores
- * none. `type` is of enum lock_type. */
+ * none, or only a reader. `type` is of enum lock_type. */
 static __always_inline u64 owner_of(u64 lock, u32 type)
 {
     u64 owner = 0;
@@ -479,8 +481,8 @@ static __always_inline u64 owner_of(u64 lock, u32 type)
     return owner & ~(u64)OWNER_FLAGS;
 }
 
-/* Fill in `who` for the task at the address `task`. It reads by the helper, because reads by instructions
- * would double what the verifier examines of on_sched_switch(). */
+/* Fill in `who` for the task at the address `task`. The helper reads the members, because reads by
+ * instructions would double what the verifier examines of on_sched_switch(). */
 static __always_inline void identify(u64 task, struct who *who)
 {
     u64 leader = 0, css_set = 0, cgroup = 0, node = 0;
@@ -513,9 +515,9 @@ static __always_inline u8 slot_of(u64 ns)
 
     if (ns <= NS_PER_US)
         return 0;
-    /* 2^(9 + above) <= ns < 2^(10 + above), and 1000 * 2^i lies between 2^(9 + i) and 2^(10 + i). A division
-     * would take longer than the rest. Up to 32 slots, five bits of `above` are enough: a larger value
-     * becomes 31, which is not below the last slot. */
+    /* After the loop, 2^(9 + above) <= ns < 2^(10 + above); and 1000 * 2^i lies between 2^(9 + i) and
+     * 2^(10 + i). A division would take longer than this whole function. With up to 32 slots, five bits of
+     * `above` are enough: a larger value becomes 31, which is not below the last slot. */
 #pragma unroll
     for (int power = SLOTS > 32 ? 5 : 4; power >= 0; power--) {
         u64 shift = is_above(rest, (1ULL << (1 << power)) - 1) << power;
@@ -551,8 +553,8 @@ BPF_TABLE("hash", struct stack_key, struct stack, stacks_0, STACKS_ENTRIES);
 BPF_TABLE("hash", struct stack_key, struct stack, stacks_1, STACKS_ENTRIES);
 BPF_ARRAY_OF_MAPS(stacks, "stacks_0", 2);
 
-/* Keep the kernel stack of the current thread `tid`, which has waited for the lock at `address`, unless the
- * window has a stack of this thread for this lock already. */
+/* Keep the kernel stack of the current thread `tid`, which has waited for the lock at `address`. Do nothing
+ * if the window has a stack of this thread for this lock already, or from RESTRAINT_STACKS on. */
 static __always_inline void keep_stack(void *ctx, int window, u64 address, u32 tid)
 {
     struct stack_key key = {.address = address, .tid = tid};

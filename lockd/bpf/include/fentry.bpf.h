@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Macros for the programs that follow, if they are called by trampolines (fentry and fexit). Trampolines
- * see every return of a function. */
+/* Macros for the programs in the next file of the translation unit, if trampolines call these (fentry and
+ * fexit). Trampolines see every return of a function. */
 
 #undef BY_FENTRY
 #undef probed

@@ -2,10 +2,10 @@
 /* The group in which a value is counted: one thread, so that an entry has one writer, and, if the user asked
  * for them, stacks and the name of the process. */
 
-#define ID_OF_CPU 0x8000000000000000 /* with a CPU's number: for its idle thread, which has no ids */
+#define ID_OF_CPU 0x8000000000000000 /* plus a CPU's number: the idle thread of the CPU, whose ids are 0 */
 
 struct group {
-    u64 id; /* ids as bpf_get_current_pid_tgid() returns them, or ID_OF_CPU and a CPU */
+    u64 id; /* what bpf_get_current_pid_tgid() returns, or ID_OF_CPU plus a CPU's number */
     struct call_stack_ids stacks;
     char comm[COMM_LEN]; /* of the process; empty without BY_COMM */
 };

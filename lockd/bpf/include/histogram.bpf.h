@@ -2,8 +2,8 @@
 /* Slots of the histograms that lockd/trace/core/histogram.py prints. */
 
 #ifdef LINEAR_STEP
-/* Values and bounds may be signed or unsigned numbers of 64 bits. Of two with the same sign, the smaller one
- * is the smaller unsigned number as well. */
+/* Whether `value` is below `bound`; each may be a signed or an unsigned number of 64 bits. Two numbers with
+ * the same sign keep their order when their bits are read as unsigned numbers. */
 static __always_inline bool is_below(u64 value, bool is_negative, u64 bound, bool is_bound_negative)
 {
     return is_negative == is_bound_negative ? value < bound : is_negative;

@@ -4,7 +4,7 @@
 struct sys_enter {
     u64 common;
     s32 nr;
-    u32 undefined; /* padding that the kernel leaves as it is */
+    u32 undefined; /* padding that the kernel does not write */
     u64 args[6];
 };
 

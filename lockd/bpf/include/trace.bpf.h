@@ -5,7 +5,7 @@
  * maps, two stacks never compete for one place. A stack does not fit on a program's own stack: each CPU
  * has a scratch area for one, and a new stack is written directly into the map. */
 #define CALL_FRAMES 128
-#define CALL_STACK_NONE 0 /* not asked for, or the user stack of a kernel thread */
+#define CALL_STACK_NONE 0 /* not asked for, or the user stack of a kernel thread or of an interrupt */
 #define CALL_STACK_LOST 1 /* there was no room for it, or the scratch area was in use */
 
 struct call_stack {

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Numbers of futex calls that were seen at each step, which show whether a call was missed (lockd trace futex
- * -d). */
+/* How many futex calls were seen at each of their steps (lockd trace futex -d). The numbers show whether the
+ * end of a call was missed. */
 
 #define WITH_STEPS
 
-/* Steps of a call. Each call that began or was restarted has ended, was killed, is still in progress, or was
- * lost. */
+/* Steps of a call. Of each call that began or was restarted, the end or the kill was seen as well, unless the
+ * call is still in progress or was counted as lost. */
 enum step {
     STEP_BEGAN,
-    STEP_RESTARTED, /* continued after a stop */
+    STEP_RESTARTED, /* continued by restart_syscall() after a stop (SIGSTOP) */
     STEP_ENDED,
-    STEP_KILLED, /* ended with its thread, and its end was not seen */
-    STEP_SWITCHED_OUT, /* left its CPU for the first time in the call */
-    STEP_BLOCKED, /* possibly several times in a call */
-    STEP_RAN_AGAIN, /* after it blocked */
+    STEP_KILLED, /* the thread was killed in the call, which never reached its exit */
+    STEP_SWITCHED_OUT, /* the thread left its CPU for the first time in the call */
+    STEP_BLOCKED, /* the thread blocked, possibly several times in a call */
+    STEP_RAN_AGAIN, /* the thread ran again after it blocked */
     STEPS
 };
 

@@ -100,7 +100,7 @@ static __always_inline void call_began(void *ctx, s32 nr)
         lose(LOSS_TRACE__END_UNSEEN);
     if (call)
         call->since = 0;
-    if (nr == NR_RESTART_SYSCALL || !is_current_traced()) /* the beginning of a restarted call was not seen */
+    if (nr == NR_RESTART_SYSCALL || !is_current_traced()) /* a restarted call's beginning was not seen */
         return;
     fresh.stacks = keep_call_stacks(ctx);
     fresh.since = bpf_ktime_get_ns();
@@ -122,7 +122,7 @@ static __always_inline void call_ended(s64 returned)
     struct latency_call *call = latency_calls.lookup(&id);
 
     if (!call || !call->since || call->left)
-        return; /* it began before lockd did, or there was no room for it */
+        return; /* the call began before the trace, is not traced, or found no room */
     if (is_interrupted(returned)) {
         call->left = now;
         call->result = returned;

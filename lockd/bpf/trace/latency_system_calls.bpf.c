@@ -46,7 +46,7 @@ struct action {
 };
 
 /* Raw tracepoint signal_deliver. Arguments: signal, information, action. If a handler will run, the call that
- * the signal interrupted has ended. */
+ * the signal interrupted counts as ended, even if it continues after the handler. */
 int on_signal_deliver(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 id = current_id();

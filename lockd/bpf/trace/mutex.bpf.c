@@ -14,13 +14,13 @@ enum mutex_event {
     MUTEX_MEASURED, /* a mutex was taken or, with MUTEX_HOLDS, released */
     MUTEX_FAILED, /* a call that did not take the mutex */
     MUTEX_ABANDONED, /* the thread ended while it waited */
-    MUTEX_RELEASE_UNSEEN, /* taken by a thread while another is known to hold it */
-    MUTEX_TAKING_UNSEEN, /* released although nobody is known to hold it */
+    MUTEX_RELEASE_UNSEEN, /* a thread took a mutex while another was known to hold it */
+    MUTEX_TAKING_UNSEEN, /* a mutex was released although nobody was known to hold it */
 };
 
 struct mutex_key {
     u64 mutex;
-    u64 stack; /* see keep_call_stacks() */
+    u64 stack; /* number of a user stack, see keep_call_stacks() */
     u32 tid; /* the thread that took it or asked for it; for MUTEX_TAKING_UNSEEN the one that released it */
     u16 error; /* errno, for MUTEX_FAILED */
     u8 slot; /* slot of the time, see histogram_slot() */
@@ -31,7 +31,7 @@ struct mutex_value {
     u64 count;
     u64 sum; /* ns */
     u64 max;
-    struct who who; /* without names if another thread made the entry */
+    struct who who; /* only with `tgid` if another thread made the entry */
 };
 
 BPF_TABLE("hash", struct mutex_key, struct mutex_value, mutexes_0, ENTRIES);
@@ -75,7 +75,8 @@ struct mutex_hold {
     u32 nested; /* how many more times the thread has taken it, as a recursive mutex */
 };
 
-/* The end of a thread. A mutex that it held counts as held until then, if the next owner gets EOWNERDEAD. */
+/* The end of a thread. A mutex that the thread held counts as held until its end, if the next owner of the
+ * mutex gets EOWNERDEAD. */
 struct mutex_end {
     u64 at;
     char comm[COMM_LEN];
@@ -126,7 +127,7 @@ static __always_inline void count_mutex(u64 mutex, u32 tid, u64 stack, u8 event,
 }
 
 #ifdef MUTEX_HOLDS
-/* The current thread releases the mutex. Return whether it was known to hold the mutex. */
+/* The current thread releases the mutex at `now`. Return whether the thread was known to hold the mutex. */
 static __always_inline bool release_mutex(u64 mutex, u64 id, u64 now)
 {
     struct mutex_hold_key key = {.mutex = mutex, .tgid = id >> 32};
@@ -150,7 +151,8 @@ static __always_inline bool release_mutex(u64 mutex, u64 id, u64 now)
     return true;
 }
 
-/* The current thread has taken the mutex. If another thread is known to hold it, that hold ends here. */
+/* The current thread has taken the mutex. If an earlier hold of the mutex is still noted, count that hold: up
+ * to its release by another thread or the end of its owner, or else as MUTEX_RELEASE_UNSEEN. */
 static __always_inline void hold_mutex(u64 mutex, u64 id, u64 stack, bool owner_ended)
 {
     struct mutex_hold_key key = {.mutex = mutex, .tgid = id >> 32};
@@ -172,13 +174,14 @@ static __always_inline void hold_mutex(u64 mutex, u64 id, u64 stack, bool owner_
         else
             count_mutex(mutex, holder, hold->stack, MUTEX_RELEASE_UNSEEN, 0, 0);
     }
-    fresh.since = bpf_ktime_get_ns(); /* read last, so that the work of this program is not included */
+    fresh.since = bpf_ktime_get_ns(); /* comes last, so that the work of this program is not included */
     if (mutex_holds.update(&key, &fresh))
         lose(LOSS_TRACE__FULL);
 }
 #endif
 
-/* Return a new entry for a call that begins, or NULL if it is part of another call or there is no room. */
+/* Return a new entry for a call that begins, or NULL if the call is part of another one or there is
+ * no room. */
 static __always_inline struct mutex_call *begin_mutex_call(struct pt_regs *ctx, u64 mutex, u64 id)
 {
     u32 tid = id;
@@ -198,8 +201,8 @@ static __always_inline struct mutex_call *begin_mutex_call(struct pt_regs *ctx, 
 #pragma unroll
     for (int level = CALL_LEVELS - 1; level >= 0; level--) {
         struct mutex_call *one = CALL_AT(calls, level);
-        /* A call that began with a lower stack pointer was left by longjmp(). So was one that began with the
-         * same stack pointer for another mutex. */
+        /* A call whose stack pointer is below the current one was left by longjmp(). So was a call for
+         * another mutex with the same stack pointer. */
         if (sp > one->sp || (sp == one->sp && mutex != one->mutex))
             one->sp = 0;
         if (one->sp && one->mutex == mutex)
@@ -244,12 +247,13 @@ static __always_inline void end_mutex_call(struct pt_regs *ctx, u64 sp, u16 erro
     for (int level = 0; level < CALL_LEVELS; level++)
         if (CALL_AT(calls, level)->sp == sp)
             call = CALL_AT(calls, level);
-    if (!call) /* it is part of another call, or began before the trace */
+    if (!call) /* the call that ends is part of another one, or began before the trace */
         return;
     call->sp = 0;
     bool is_taken = !error || error == EOWNERDEAD;
 #ifdef MUTEX_HOLDS
-    /* A wait for a condition that fails at once has not released the mutex. */
+    /* A wait for a condition that fails at once has not released the mutex. One that times out has taken the
+     * mutex again. */
     if (call->is_wait && error != ENOTRECOVERABLE)
         is_taken = is_taken || error == ETIMEDOUT || call->was_held;
     if (is_taken)
@@ -278,7 +282,7 @@ int mutex_asked(struct pt_regs *ctx)
 
     if (call) {
         call->is_wait = 0;
-        call->since = bpf_ktime_get_ns(); /* read last, so that the work of this program is not included */
+        call->since = bpf_ktime_get_ns(); /* comes last, so that the work of this program is not included */
     }
     return 0;
 }

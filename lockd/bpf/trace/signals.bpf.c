@@ -26,7 +26,7 @@ struct signal_sent {
 };
 
 BPF_RINGBUF_OUTPUT(signals, SIGNALS_PAGES);
-BPF_ARRAY(signal_record, struct signal_sent, 1); /* describes the layout of a record */
+BPF_ARRAY(signal_record, struct signal_sent, 1); /* empty: tells user space the layout of a record */
 
 static __always_inline void read_process(u64 task, u32 *tgid, u32 *tid, char *comm)
 {

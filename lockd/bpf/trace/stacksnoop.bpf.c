@@ -15,7 +15,7 @@ struct snooped {
 };
 
 BPF_RINGBUF_OUTPUT(snooped, SNOOPED_PAGES);
-BPF_ARRAY(snooped_record, struct snooped, 1); /* describes the layout of a record */
+BPF_ARRAY(snooped_record, struct snooped, 1); /* empty: tells user space the layout of a record */
 
 /* Attached to whatever the user names: `ctx` may be of any type. */
 int snoop_stack(void *ctx)

@@ -3,9 +3,9 @@
  *
  * VALUE_OFFSET, VALUE_BYTES and VALUE_SIGNED describe the field. BY_* describe a field to group by, and
  * FILTER_0_* to FILTER_3_* fields that are compared with limits: only events that pass all comparisons count.
- * If VALUE_TEXT is defined, the field is text of at most VALUE_TEXT bytes, and each text is counted. If
- * VALUE_DYNAMIC is defined too, the field contains the place of the text, see dynamic(). BY_TEXT and
- * BY_DYNAMIC do the same for the field to group by. */
+ * If VALUE_TEXT is defined, the field is text of at most VALUE_TEXT bytes, and each different text is counted
+ * by itself. If VALUE_DYNAMIC is defined too, the field contains the place of the text, see dynamic().
+ * BY_TEXT and BY_DYNAMIC do the same for the field to group by. */
 
 enum comparison { EQUAL, NOT_EQUAL, LESS, LESS_OR_EQUAL, GREATER, GREATER_OR_EQUAL };
 

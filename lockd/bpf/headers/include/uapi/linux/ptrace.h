@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Stub: the saved user registers, by architecture. bcc's headers want the type. */
+/* Stub: the saved user registers, by architecture. bcc's headers and lockd's programs use the type. */
 #ifndef LOCKD_STUB_PTRACE_H
 #define LOCKD_STUB_PTRACE_H
 
