@@ -50,12 +50,12 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}\nsee: {self.prog} --help")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        sys.stdout.flush()  # a failed write raises here; at its exit Python could only print it
+        sys.stdout.flush()  # a failed write raises here; when Python exits, it could only print the error
         super().exit(status, message)
 
 
 class _Output(io.FileIO):
-    """Standard output. A failed write raises LockdError, so that it is not taken for another file's error.
+    """Standard output. A failed write raises LockdError, so that no other file seems to have failed.
 
     If the reader of a pipe has ended, BrokenPipeError is raised instead.
     """
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _set_up_streams() -> None:
     """Open /dev/null in place of standard streams that are closed, and make standard output an _Output."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # else the next file to be opened would get its descriptor number
+        if getattr(sys, name) is None:  # else the next file would get the closed stream's descriptor number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 -- it stays open
     text = sys.stdout
     if text is sys.__stdout__ and isinstance(text, io.TextIOWrapper):
@@ -112,9 +112,9 @@ def _set_up_streams() -> None:
 
 
 def _drop_output() -> None:
-    """Drop output that is still buffered. Python would write it at its exit, and fail again or wait for a
-    reader."""
-    with contextlib.suppress(io.UnsupportedOperation):  # standard output is no file
+    """Drop output that is still buffered. Python would write this output at its exit, and fail again or wait
+    for a reader."""
+    with contextlib.suppress(io.UnsupportedOperation):  # standard output has no descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

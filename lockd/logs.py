@@ -8,7 +8,8 @@ import sys
 import time
 
 PAUSE = 10.0
-"""Least seconds between two logged messages of tornado, which clients can cause without end."""
+"""The least seconds between two logged messages of one logger of tornado. Clients can cause such messages
+without end."""
 
 
 def setup(level: str | int, process: str) -> None:
@@ -35,7 +36,7 @@ def open_journal() -> bool:
     """Open the journal's socket if log lines go to the journal. Returns whether they do.
 
     Once its filter of system calls is in force, a process cannot open this socket any more. The journal's
-    library opens it when it sends the first line, so one line is sent here.
+    library opens the socket when it sends the first line, so one line is sent here.
     """
     handlers = logging.getLogger().handlers
     journal = [handler for handler in handlers if not isinstance(handler, logging.StreamHandler)]
@@ -51,11 +52,11 @@ def open_journal() -> bool:
 
 
 class RateLimit(logging.Filter):
-    """Lets one message pass every ten seconds, without its traceback, with the number of messages left out
-    before.
+    """Lets one message of a logger pass every ten seconds, without its traceback, and with the number of
+    messages left out before.
 
     Clients cause tornado's messages: whoever reaches the port must not be able to fill the log. At the level
-    debug every message passes.
+    debug every message passes unchanged.
     """
 
     def __init__(self) -> None:

@@ -1,14 +1,14 @@
 """Messages between the sampler and the exporter, and the block of data that travels with them.
 
-Both ends share one Unix socket of type SOCK_SEQPACKET, so that each send() is one message. Each message is
-one of the words below, or says why a request for data gets none. The answer to such a request is the word
-HERE with the descriptor of a file in memory (memfd), which holds one block: writing it never waits for the
-reader.
+Both ends share one Unix socket of type SOCK_SEQPACKET, so that each send() is one message. Each message
+begins with one of the words below, or says why the sampler has no block for a request. With the word HERE the
+sampler sends the descriptor of a file in memory (memfd), which holds one block: when the sampler writes the
+file, it never waits for a reader. The exporter sends only words, so that no byte from the network reaches the
+sampler.
 
 A block is a JSON head and raw arrays. The sampler writes numpy arrays and the exporter reads plain
-memoryviews, so that the exporter needs no numpy (25 MB less resident memory) and parses nothing that came
-from the network. The sampler also saves its counts for the next start as a block
-(lockd/sample/saved_state.py).
+memoryviews, so that the exporter needs no numpy (25 MB less resident memory). The sampler also saves its
+counts for the next start as a block (lockd/sample/saved_state.py).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def to_memfd(block: bytes) -> int:
     try:
         while view:
             view = view[os.write(fd, view) :]
-    except OSError:  # no memory
+    except OSError:  # there is no memory for the file
         os.close(fd)
         raise
     return fd

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 def masked(name: str) -> str:
-    """The name with `?` in place of each unprintable character. It stays short, as a label should be."""
+    """The name with one `?` in place of each unprintable character: it stays short, as a label should be."""
     return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
 
 

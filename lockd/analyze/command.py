@@ -83,7 +83,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit code.
 
-    Raises UsageError for invalid files or options, HostError if a picture is to be drawn without matplotlib.
+    Raises UsageError for invalid files or options, HostError if a picture is to be drawn without matplotlib,
+    and LockdError if the output cannot be written.
     """
     for path in (args.png, args.html):
         output.check(path)

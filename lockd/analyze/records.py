@@ -31,14 +31,14 @@ TYPES_OF_MILLI_KLOCKSTAT = {"Mutex": "mutex", "RWLock": "rwlock", "Semaphore": "
 """Lock types by milli-klockstat's names. Its lines have the thread id after P and the process id after T."""
 USUAL_PERIOD_NS = 50_000_000
 UNLIKELY = 1000
-"""The starts of all periods can be multiples of a longer time by chance. A chance of 1 in this number, or
-less, counts as zero."""
+"""The starts of all periods can be multiples of a time that is longer than a period by chance. A chance of 1
+in this number, or less, counts as zero."""
 LARGEST_NUMBER = 2**62 - 1
 """The largest time or count of a record. The sum of two such numbers fits into 64 bits."""
 
 ROW = np.dtype(
     [
-        ("lock", np.int64), ("thread", np.int64), ("stack", np.int64),  # positions in Records
+        ("lock", np.int64), ("thread", np.int64), ("stack", np.int64),  # positions in the tuples of Records
         ("start_ns", np.int64),  # start of the period; -1: the record has no period
         ("wait_ns", np.int64), ("accesses", np.int64), ("ongoing", np.int64),
     ]
@@ -74,7 +74,7 @@ class Records:
     locks: tuple[Lock, ...]
     threads: tuple[Thread, ...]
     stacks: tuple[tuple[str, ...], ...]
-    """The functions of each stack, innermost first; empty if they are not known."""
+    """The names of the functions of each stack, innermost first; an empty tuple if they are not known."""
     types: dict[int, str]
     """Types of locks by position in `locks`; several types of one lock have `/` between them."""
     names: dict[int, str]
@@ -82,7 +82,7 @@ class Records:
     comms: dict[int, str]
     """Comms of threads by position in `threads`."""
     period_ns: int
-    """The length of periods; 0 if the records have no periods."""
+    """The length of periods in ns; 0 if the records have no periods."""
     began_ns: int | None = None
     """For selected records, the time in ns that counts as zero: the start of the period in which the first
     wait of all records began. None if nothing was selected yet, or if the records have no periods."""
@@ -94,7 +94,7 @@ class Records:
     def callers(self, stack: int) -> tuple[str, ...]:
         """The functions of a stack from the first one that neither implements locks nor traces them.
 
-        These are all functions if there is no such function. `stack` is a position in `stacks`.
+        If there is no such function, all functions are returned. `stack` is a position in `stacks`.
         """
         functions = self.stacks[stack]
         for position, name in enumerate(map(_plain_name, functions)):
@@ -234,7 +234,7 @@ def _short(text: str) -> str:
 
 
 def _period(starts: npt.NDArray[np.int64]) -> int:
-    """The length of periods in ns. Periods start at multiples of it. It is 0 if no record has a period.
+    """The length of periods in ns; 0 if no record has a period. Periods start at multiples of their length.
 
     `starts` are the start times of the records' periods, -1 for records without. The starts of only a few
     periods may be multiples of a longer time by chance. The length is then assumed to be 50 ms, as it mostly

@@ -159,7 +159,10 @@ def _stacks(records: Records, most: int) -> tuple[Cells, list[Cells]]:
 
 
 def stack(records: Records, number: int) -> str:
-    """The text `FUNCTION < CALLER < ...` for a stack, without the functions of the lock itself."""
+    """The text `FUNCTION < CALLER < ...` for the stack at the position `number` in `records.stacks`.
+
+    The functions that implement the lock are left out.
+    """
     functions = records.callers(number)
     more = " < ..." if len(functions) > FRAMES else ""
     return " < ".join(functions[:FRAMES]) + more or "not known"

@@ -28,7 +28,7 @@ class Total:
     threads: int
     """The number of distinct threads."""
     ongoing: int
-    """Waits that had not ended when the trace ended."""
+    """The number of waits that had not ended when the trace ended."""
 
     @property
     def average_ns(self) -> float:
@@ -134,7 +134,7 @@ def average_access(records: Records, starts: Numbers) -> Numbers:
 
 
 def worst_average_access(records: Records, starts: Numbers) -> Numbers:
-    """The highest average access time of a lock in each period in ns; NaN for periods without accesses."""
+    """For each period, the highest average access time of any lock in ns; NaN if it has no accesses."""
     worst = np.full(len(starts), np.nan)
     for period in reversed(lock_periods(records)):  # the highest time of a period is written last
         worst[(period.start_ns - int(starts[0])) // records.period_ns] = period.average_ns

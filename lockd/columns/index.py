@@ -49,7 +49,7 @@ SEED = make_seed(os.urandom(SEED_BYTES))
 """The seed of this process, which nobody else knows.
 
 Equal hashes count as equal keys, and users choose parts of the keys: the name of a process, the address of a
-lock. With a known seed they could choose them so that their events count as somebody else's.
+lock. With a known seed, users could choose these parts so that their events count as somebody else's.
 """
 
 
@@ -117,7 +117,8 @@ class Index:
     def add(self, keys: Hashes, values: Rows, places: Rows | None = None) -> None:
         """Add distinct keys that are not in the index, with their numbers `values`.
 
-        `places` are their places from find_with_places(), if at most remove() has been called since then.
+        `places`, if given, are the places of the keys from find_with_places(). Since that call only remove(),
+        and no other method that changes the index, may have been called.
         """
         self._count += len(keys)
         if 2 * (self._count + self._removed) > len(self._values):

@@ -81,9 +81,10 @@ class Table:
         self._index.remove(self.columns["key"][rows])
 
     def _make_room(self, wanted: int, now: float) -> None:
-        """Make room for `wanted` rows, and free at least a quarter of the capacity.
+        """Drop the rows with the oldest `seen` to make room for `wanted` rows.
 
-        The rows with the oldest `seen` are dropped, but none whose `seen` is `now`.
+        At least a quarter of the capacity is freed, or all rows whose `seen` is before `now` if these are
+        fewer.
         """
         idle = np.flatnonzero(self.used & (self.columns["seen"] < now))
         count = max(len(self._index) + wanted - self.capacity, self.capacity // 4)
@@ -95,7 +96,7 @@ class Table:
         """Mark `count` free rows as used and return their numbers; grow the columns if there are too few."""
         free = np.flatnonzero(~self.used)
         if len(free) < count:
-            # The columns double, but have no more rows than the capacity.
+            # The columns double, but grow beyond the capacity only as far as `count` rows need it.
             grown = max(min(2 * len(self.used), self.capacity), len(self.used) + count - len(free))
             for name, column in self.columns.items():
                 self.columns[name] = np.concatenate(

@@ -1,8 +1,8 @@
 """Wide sums: sums of nanoseconds that have no bound.
 
 An int64 has room for 292 years, but a sum over threads grows by one second per second for each thread that
-waits. It would be full after 26 hours if 100,000 threads wait. One addition may need as much, when threads
-that have waited for weeks are all woken at once.
+waits. It would be full after 26 hours if 100,000 threads wait. Even a single addition may be larger than an
+int64, when threads that have waited for weeks are all woken at once.
 
 A column of wide sums is an array with two int64 in each row: the sum divided by 2^62 ns, and the remainder.
 """
@@ -19,9 +19,9 @@ from lockd.columns.index import Groups
 WIDE = (np.int64, (2,))
 """The dtype of a column of wide sums."""
 UNIT = 1 << 62
-"""The first number of a row counts units of so many nanoseconds. divmod(sum, UNIT) gives both numbers."""
+"""The nanoseconds in one unit, which the first number of a row counts. A row is divmod(sum, UNIT)."""
 MOST = UNIT << 22
-"""The largest sum for which to_floats() returns the nearest float: 600 million years of nanoseconds."""
+"""Up to this sum, which is 600 million years in nanoseconds, to_floats() returns the nearest float."""
 
 _HALF = 32
 _LOW = (1 << _HALF) - 1
@@ -33,7 +33,8 @@ WideSums: TypeAlias = "npt.NDArray[np.int64]"
 def add(sums: WideSums, groups: Groups, numbers: npt.NDArray[Any]) -> None:
     """Add `numbers` to the rows of `sums` that `groups` gives.
 
-    `numbers` are non-negative integers of 64 bits, or wide sums themselves: one for each value of `groups`.
+    `numbers` are non-negative integers of 64 bits, or wide sums themselves: one for each item of the `rows`
+    from which `groups` was made.
     """
     # The two numbers are separate columns here: numpy takes four times as long to index rows of two.
     units, rest, rows = sums[:, 0], sums[:, 1], groups.rows
@@ -55,7 +56,7 @@ def add(sums: WideSums, groups: Groups, numbers: npt.NDArray[Any]) -> None:
 
 
 def to_floats(sums: WideSums) -> npt.NDArray[np.float64]:
-    """Return the float that is nearest to each sum. So no result falls while its sum grows."""
+    """Return the float that is nearest to each sum, in ns. So no result falls while its sum grows."""
     units, rest = sums[:, 0], sums[:, 1]
     # Both floats are exact, so that only their sum is rounded.
     return (units << 30 | rest >> _HALF) * float(1 << _HALF) + (rest & _LOW)

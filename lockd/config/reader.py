@@ -19,10 +19,10 @@ from lockd.errors import ConfigError
 from lockd.printable import printable
 
 LARGEST_FILE = 1_048_576
-"""Most bytes of a file that can be a configuration. A larger file was named by mistake."""
+"""The most bytes that a configuration file may have. A larger file was probably named by mistake."""
 _INDICATOR = re.compile(r"[*&!%@`]|:(?![\s\0])")
-"""A character that cannot begin a value without quotes in YAML. A colon before a blank or at the end of the
-text does not match: it separates a key from its value."""
+"""Matches a character that cannot begin a value without quotes in YAML. A colon before a blank or at the end
+of the text does not match: it separates a key from its value."""
 
 
 class Section(Protocol):
@@ -41,14 +41,14 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class Key:
-    """What one key takes. `default` is written as in a file; `help` is shown to users in
-    config/lockd.yaml."""
+    """What one key of a section takes. `default` is written as in a file; config/lockd.yaml shows `help` to
+    users."""
 
     rule: Rule[Any]
     default: str
     help: str
     reloads: bool = False
-    """Whether a reload takes changes of this key."""
+    """Whether a change of this key takes effect when lockd reloads its configuration."""
 
 
 def key(rule: Rule[T], default: str, help: str, reloads: bool = False) -> T:
@@ -63,15 +63,19 @@ def section(kind: type[S]) -> S:
 
 
 def described(kind: type[Section]) -> dict[str, tuple[str, Key | type[Section]]]:
-    """By the name of each key of a section: the name of its field, and what the key takes (a Key for a value,
-    or the class of the section inside)."""
+    """By the name of each key of a section, a pair: the name of the key's field, and what the key takes.
+
+    A key takes a value, which a Key describes, or a section, which its class describes.
+    """
     fields = kind.__dataclass_fields__.values()
     return {f.name.removesuffix("_ns"): (f.name, f.metadata["about"]) for f in fields}
 
 
 def all_keys(kind: type[Section], above: str = "") -> Iterator[tuple[str, Key | type[Section]]]:
-    """Every key of a section and of the sections inside it, with its dotted name; a section before its own
-    keys."""
+    """Yield the dotted name of every key of a section and of the sections inside it, and what the key takes.
+
+    A section comes before its own keys.
+    """
     for name, (_, about) in described(kind).items():
         yield above + name, about
         if isinstance(about, type):
@@ -81,7 +85,7 @@ def all_keys(kind: type[Section], above: str = "") -> Iterator[tuple[str, Key | 
 def read_file(kind: type[S], path: Path, may_be_empty: bool = True) -> S:
     """Read the section `kind` from the file at `path`. Raises ConfigError with everything that is wrong.
 
-    If the file `may_be_empty`, an empty file stands for the defaults of all keys.
+    If the file `may_be_empty`, an empty file stands for the defaults of all keys; else it is wrong.
     """
     try:
         # O_NONBLOCK: opening a pipe must not wait for a writer.
@@ -130,7 +134,7 @@ def read_text(kind: type[S], text: str, file: str, may_be_empty: bool = True) ->
 
 
 def _rule_of_quotes(error: yaml.MarkedYAMLError) -> str:
-    """What to say if the error is about a value such as *.service or [:9776]; else nothing."""
+    """The rule to add to the message if the error is about a value such as *.service or [:9776]; else ''."""
     for mark in (error.context_mark, error.problem_mark):
         if mark and (begins := _INDICATOR.match(mark.buffer or "", mark.pointer)):
             return f"; rule: a value that begins with {begins[0]} is in quotes"
@@ -138,7 +142,7 @@ def _rule_of_quotes(error: yaml.MarkedYAMLError) -> str:
 
 
 class Reader:
-    """Reads the nodes of one file as sections, and collects problems with their lines in `problems`."""
+    """Reads the nodes of one file as sections. `problems` collects pairs of a line number and a message."""
 
     def __init__(self, grammar: type[Section], file: str) -> None:
         self.file = file
@@ -152,7 +156,7 @@ class Reader:
         """
         known = described(kind)
         if isinstance(node, yaml.ScalarNode) and node.tag == NULL:
-            return kind()  # `filter:` with everything below it commented out
+            return kind()  # such as `filter:` if all of its keys are commented out
         if not isinstance(node, yaml.MappingNode):
             self._report(node, name, f"is not a section with the keys {', '.join(known)}")
             return kind()

@@ -44,7 +44,7 @@ class Fault:
 
 
 class Broken(Exception):
-    """A value breaks its rule; a list can do so in several places."""
+    """A value breaks its rule. A list can break its rule in several places, with a fault for each."""
 
     def __init__(self, *faults: Fault) -> None:
         super().__init__(*faults)
@@ -63,14 +63,14 @@ class Rule(Generic[T]):
     read: Callable[[yaml.Node], T]
 
     def read_text(self, text: str) -> T:
-        """The value that `text` has in a file."""
+        """The value that `text` has in a configuration file. Raises Broken if `text` breaks the rule."""
         return self.read(cast(yaml.Node, yaml.compose(text, Loader=yaml.SafeLoader)))
 
 
 def parse_duration(text: str) -> int:
     """The nanoseconds in a duration such as 50ms, 1m or 1h30m, with units from large to small, or 0.
 
-    Raises ValueError.
+    Raises ValueError if the text is no such duration.
     """
     match = _DURATION.fullmatch(text)
     if text == "0":
@@ -84,7 +84,7 @@ def parse_duration(text: str) -> int:
 def parse_address(text: str) -> tuple[str, int]:
     """The host and the port in HOST:PORT. An IPv6 host is in brackets; no host stands for every interface.
 
-    Raises ValueError.
+    Raises ValueError if the text is no such address.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match[3]) > 65535:
@@ -92,7 +92,7 @@ def parse_address(text: str) -> tuple[str, int]:
     six, host, port = match.groups()
     if six:
         ipaddress.IPv6Address(six)
-    elif host and not re.search("[A-Za-z]", host):  # an address: no name is without letters, not even 1.2.3
+    elif host and not re.search("[A-Za-z]", host):  # without letters it must be an address; 1.2.3 is none
         ipaddress.IPv4Address(host)
     return six or host, int(port)
 
@@ -245,7 +245,10 @@ def _or(rule: Rule[T], word: str, value: U, tags: set[str]) -> Rule[T | U]:
 def list_of(
     item: Rule[T], wants: str, fits: Callable[[tuple[T, ...]], bool] = lambda values: True
 ) -> Rule[tuple[T, ...]]:
-    """A list whose items follow the rule `item`, and for which `fits` returns True. `wants` describes it."""
+    """A list whose items follow the rule `item`, and for which `fits` returns True.
+
+    `wants` describes a correct list.
+    """
 
     def read(node: yaml.Node) -> tuple[T, ...]:
         if not isinstance(node, yaml.SequenceNode):

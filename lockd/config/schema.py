@@ -35,7 +35,7 @@ from lockd.config.rules import (
 )
 
 COMM_BYTES = 15
-"""Bytes of a process's name (comm) that the kernel keeps."""
+"""The most bytes of a process's name (comm) that the kernel keeps."""
 LARGEST_PID = 4_194_304
 LARGEST_MAP = 1_048_576
 LARGEST_BUCKET_US = 67_108_864
@@ -227,7 +227,7 @@ class Series:
 
 ENTRIES_OF_CPU, MB = 512, 1_000_000
 FEWEST_ENTRIES, FEWEST_THREADS, MOST_AUTO = 8192, 16_384, 262_144
-"""The limits of what `auto` stands for in maps.entries and maps.threads."""
+"""The least that `auto` stands for in maps.entries, the least in maps.threads, and the most in both."""
 
 
 def _power_of_two_near(number: int, least: int) -> int:
@@ -258,7 +258,7 @@ class Maps:
     )
 
     def for_machine(self, cpus: int, memory_bytes: int) -> Maps:
-        """The sizes for a machine with as many possible processors and as much memory, without `auto`."""
+        """The sizes with numbers in place of `auto`, for a machine with `cpus` possible processors."""
         return Maps(
             entries=self.entries or _power_of_two_near(cpus * ENTRIES_OF_CPU, FEWEST_ENTRIES),
             threads=self.threads or _power_of_two_near(memory_bytes // MB, FEWEST_THREADS),
@@ -326,7 +326,7 @@ class Budget:
     )
 
     def share(self, cpus: int) -> float | None:
-        """The share of the CPU time of `cpus` processors that lockd may take; None for no limit."""
+        """The fraction of the CPU time of `cpus` processors that lockd may take; None for no limit."""
         return max(0.02, 0.2 / cpus) if self.cpu == AUTO else self.cpu
 
 

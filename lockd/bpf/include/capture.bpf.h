@@ -88,8 +88,8 @@ static __always_inline void fill_capture(void *ctx, u64 task, struct capture *ke
 #endif
 }
 
-/* Time after which a lock is captured again. By then other code may wait for it, or the process may have
- * mapped more files. */
+/* Time after which a thread that waits for the same lock is captured again. By then other code may wait for
+ * the lock, or the process may have mapped more files. */
 #define CAPTURED_AGAIN_NS 10000000000
 
 #if defined(WITH_FUTEX) || defined(WITH_USER_STACKS) || defined(WITH_WAIT_SAMPLES)

@@ -173,8 +173,8 @@ struct thread {
     u64 off_since; /* time at which it was switched out; 0: it is on a CPU */
     u64 woken_at; /* time of the wake-up; 0: not woken yet. While it is on a CPU: since when it runs */
     /* Thread group that woke it; 0: the idle task, that is, an interrupt. Before it is woken: the chance with
-     * which its wait was sampled, or 0 (wait_samples.bpf.c). While it is on a CPU: for how long it was away
-     * before, in units of 1024 ns. */
+     * which its wait was sampled, in units of 2^-32, or 0 (wait_samples.bpf.c). While it is on a CPU: for how
+     * long it was off the CPU before, in units of 1024 ns. */
     u32 waker;
     u32 tgid;
     s16 nr; /* number of the system call it is in, or an NR_* value below 0 (arch.bpf.h) */
