@@ -17,19 +17,19 @@ from lockd.names.objects.object_file import COMPARED_BYTES, ObjectFile
 from lockd.names.objects.process_files import opened_root
 
 REREAD_SECONDS = 0.1
-"""Age in seconds from which the memory map is read again if an address is in none of its mappings."""
+"""Age of the memory map, in seconds, from which it is read again if an address is in none of its mappings."""
 STALE_SECONDS = 5.0
-"""Age in seconds up to which callers use a memory map without reading it again."""
+"""Age of the memory map, in seconds, up to which the stacks of sampled waits are unwound by it."""
 READING_SHARE = 20
-"""After the memory map was read, it is not read again for this many times as long as the reading took."""
+"""After the memory map was read, it is not read again for this many times the duration of the reading."""
 ADDRESSES = 1 << 64
-"""No address is this large or larger, whatever a file says."""
+"""The size of the address space, in bytes. A damaged file may claim that it reaches to a larger address."""
 MAX_VDSO = 1 << 20
-"""Bytes of the vDSO that are read."""
+"""The most bytes of the vDSO that are read."""
 MAX_MAPS = 64 << 20
-"""Bytes of /proc/PID/maps that are read."""
+"""The most bytes of /proc/PID/maps that are read."""
 MAX_RESTORED = 256
-"""The most files restored from the memory of one process whose keys are remembered."""
+"""For each process, the most files that are remembered as restored from its memory."""
 
 
 class AddressSpace:
@@ -43,9 +43,11 @@ class AddressSpace:
         self._mappings: Mappings | None = None
         self._program = (0, 0)
         self._files: dict[int, tuple[Mapping, Key, int] | None] = {}
-        """By the base of an image: its first mapping, and key and bias of its file; None without a file."""
+        """By the base address of an image: its first mapping, and the key and the bias of its file. None if
+        the file cannot be read."""
         self._restored: dict[tuple[int, ...], Key] = {}
-        """Keys of files that were restored from memory, by base, device, inode and hash of the beginning."""
+        """Keys of files that were restored from memory, by the base address of the image, the device, the
+        inode, and the hash of the first COMPARED_BYTES."""
         self._memory = -1
         self._read_at = self._pause = 0.0
         with opened_root(process) as root:
@@ -58,10 +60,11 @@ class AddressSpace:
         return len(self._text) + (300 * len(self._mappings) if self._mappings else 0)
 
     def refresh(self, max_age: float = 0.0) -> bool:
-        """Read the memory map, unless it was read within `max_age` seconds and the program is the same.
+        """Read the memory map again, and return whether it changed.
 
-        Returns whether the map changed. It stays as it is if the process has ended. A map with many mappings
-        takes milliseconds to read, and is read less often, see READING_SHARE.
+        A map that was read within `max_age` seconds is kept, unless the process runs another program by now.
+        The map is also kept if the process has ended. A map with many mappings takes milliseconds to read,
+        and is read less often, see READING_SHARE.
         """
         now = time.monotonic()
         program = self._program
@@ -111,8 +114,8 @@ class AddressSpace:
         if not image or not mapping or mapping.path == image.first.path:
             return image
         before = self._maps.find(mapping.start - 1)
-        # The file is unreadable or no ELF file. Only a file with code has variables behind a writable
-        # mapping.
+        # The file of the image is unreadable or no ELF file. The anonymous memory behind its last mapping is
+        # taken for its variables only if that mapping is writable and the file has code.
         if mapping.path or not before or before.path != image.first.path or before.permissions[1] != "w":
             return None
         return image if self._maps.has_code(image) else None
@@ -136,7 +139,7 @@ class AddressSpace:
         return (file, bias) if file else None
 
     def _load(self, image: Image) -> tuple[Mapping, Key, int] | None:
-        """Read the file of an image into the cache. Returns the value for _files."""
+        """Read the file of an image into the cache. Returns what _files has to say of the image."""
         with self.opened_memory():
             if image.first.path == VDSO:
                 data = self._read(image.base, min(image.first.end - image.base, MAX_VDSO))
@@ -158,11 +161,12 @@ class AddressSpace:
         """The key of a file that is restored from the memory of the process; None if it cannot be restored.
 
         The key depends on every byte that was read: a process may have changed its copy of a file, and the
-        names in a changed copy are for no other process. Processes that left it unchanged share one object.
+        names in a changed copy must not be shown for another process. Processes with equal copies share one
+        ObjectFile.
         """
         first = image.first
-        # An inode's number is used again for other files. Their first pages differ: they usually have the
-        # build id.
+        # An inode's number is used again for other files. The first page of a file tells them apart: it
+        # usually has the build id.
         start = hash(self._read(image.base, COMPARED_BYTES))
         known = self._restored.get((image.base, first.device, first.inode, start))
         if known and self._objects.file(known):
@@ -241,7 +245,7 @@ class AddressSpace:
         return b""
 
     def read(self, address: int, size: int) -> bytes:
-        """`size` bytes of memory at an address; none if they cannot be read."""
+        """At most `size` bytes of memory at an address; none if the first one cannot be read."""
         with self.opened_memory():
             return self._read(address, size)
 
@@ -252,5 +256,5 @@ class AddressSpace:
 
 
 def _key_of(data: bytes) -> Key:
-    """The key of an object in memory with this content."""
+    """The key in the cache for an ELF file with this content that was read from memory."""
     return -1, hash(data), 0, len(data)

@@ -25,13 +25,14 @@ from lockd.process import confinement, privileges
 log = logging.getLogger(__name__)
 
 LIBRARIES = "/usr/lib/*/libbfd-*-system.so"
-"""Where Debian's package binutils installs the library. Its name contains its version."""
+"""Where Debian's package binutils installs libbfd. The name of the file contains the version."""
 ANSI, VERBOSE = 2, 8
 """DMGL_ANSI and DMGL_VERBOSE of binutils: the flags that c++filt sets for names without parameters (-p)."""
 SECONDS = 0.5
-"""Seconds of CPU time that one name may take. Waiting for a CPU is not the fault of the symbol."""
+"""Seconds of CPU time that one symbol may take. Time in which the child waits for a CPU does not count."""
 NAMES_OF_CHILD = 1000
-"""Names after which the child process is replaced. On some kernels its CPU time is unknown until its end."""
+"""Symbols after which a new child process replaces the old one. lockd counts the CPU time of its children,
+but some kernels tell this time only after the end of the child."""
 CPU_SECONDS = 5
 """Seconds of CPU time that a child may take. NAMES_OF_CHILD usual names take some hundredths of a second."""
 MEMORY = 256 << 20
@@ -45,12 +46,12 @@ MAX_NAME = 120
 CACHED = 20_000
 """Names that are remembered, at most."""
 CACHED_BYTES = 16 << 20
-"""Bytes of memory that the remembered names and their symbols may take. Usual ones take 6 MB."""
+"""Bytes of memory that the remembered names and their symbols may take. CACHED usual names take 6 MB."""
 
 _CLONES = re.compile(r"(?:\.(?:isra|constprop|part|cold|lto_priv|llvm|localalias)(?:\.\d+)?){1,8}\Z")
-"""Suffixes that compilers of C, C++ and Rust add. They say nothing to a reader."""
+"""Suffixes that compilers of C, C++ and Rust add to symbols. They say nothing to a reader."""
 _ABI = re.compile(r"\.abi(?:0|internal)\Z")
-"""The suffix that the linker of Go adds."""
+"""The suffix that the linker of Go adds to symbols."""
 _RUST_HASH = re.compile(r"::h[0-9a-f]{16}$")
 _CRATE_HASH = re.compile(r"\[[0-9a-f]+\]")
 _MANGLED = re.compile(r"^_{1,3}[ZR][A-Za-z0-9_.$]+\Z")
@@ -104,7 +105,7 @@ class Demangler:
         return known
 
     def close(self) -> None:
-        """End the child process. The next name starts another."""
+        """End the child process. The next symbol that has to be demangled starts another."""
         if self._child:
             self._child.close()
             self._child = None
@@ -130,7 +131,7 @@ class _Child:
 
     def __init__(self, library: str) -> None:
         self.asked = 0
-        """Names that were asked for."""
+        """How many symbols the child was asked to demangle."""
         questions, self._questions = os.pipe()
         try:
             self._answers, answers = os.pipe()
@@ -171,9 +172,9 @@ class _Child:
 
 
 def _serve(library: str, questions: int, answers: int) -> NoReturn:
-    """The child: reads a symbol at a time, and answers each with a line."""
+    """Run the child process: read one symbol at a time, and answer each with one line."""
     try:
-        gc.disable()  # a collection would write to all memory, and so copy the pages of the parent
+        gc.disable()  # a garbage collection would write to all memory, and so copy the pages of the parent
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPROF):
             signal.signal(number, signal.SIG_DFL)
         # While the child is busy with a name, it would not notice that its parent was killed.
@@ -205,7 +206,7 @@ def _set_limits() -> None:
 
 
 def _copy_and_free(text: int | None) -> bytes:
-    """A C string that malloc() allocated; empty for NULL."""
+    """The bytes of the C string at the address `text`, which is then freed; empty for NULL."""
     if not text:
         return b""
     copy = ctypes.string_at(text)

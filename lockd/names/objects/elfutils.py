@@ -40,16 +40,16 @@ DW_EH_PE_OMIT = 0xFF
 DW_TAG_STRUCTURE, DW_TAG_MEMBER, DW_AT_MEMBER_LOCATION = 0x13, 0x0D, 0x38
 
 MAX_SECTIONS = 4096
-"""The most sections of a file that is used. libelf takes 200 bytes of memory for each."""
+"""A file with more sections than this is not used. libelf takes 200 bytes of memory for each section."""
 MAX_SEGMENTS = 256
-"""The most segments of a file that is used."""
+"""A file with more segments than this is not used."""
 MAX_NAMES = 1 << 20
-"""Largest section of the names of sections, in bytes."""
+"""The largest table of section names that is read, in bytes. With a larger one, sections have no names."""
 MAX_NAME = 4096
-"""Bytes of a section's name that are read."""
+"""The most bytes of a section's name that are kept."""
 MAX_NOTE = 1 << 16
-"""Most bytes of notes in a file whose build id is read, and most bytes of a `.gnu_debuglink` that is read:
-libelf reads and keeps all of them. Programs have less than a page."""
+"""The build id of a file with more bytes of notes than this is not read, nor is a `.gnu_debuglink` with more
+bytes: libelf would read and keep all of them. Usual programs have less than a page of each."""
 MAX_OPERATIONS = 64
 """Most operations of one DWARF expression. A longer expression counts as unknown."""
 MAX_EH_FRAME = 128 << 20
@@ -61,9 +61,9 @@ ENTRY_FACTOR = 5
 """Bytes of memory that libdw takes for the entries that it remembers, for each byte of a section."""
 MAX_DWARF = 256 << 20
 """Most DWARF of a file that libdw opens, in bytes after it was unpacked: libdw reads and unpacks all of it.
-It is closed again after each lookup."""
+lockd closes it again after each lookup."""
 MAX_UNITS = 50_000
-"""Compilation units that are searched. A large Go program has some thousands."""
+"""The most compilation units that are searched. A large Go program has some thousands."""
 MAX_CHILDREN = 200_000
 """The most children of one DWARF entry that are searched."""
 
@@ -237,7 +237,7 @@ class Elf:
     def __init__(self, source: int | bytes) -> None:
         """`source` is an open descriptor, which close() closes, or the bytes of the file.
 
-        Raises ElfError if the source is no ELF file; then a descriptor stays open.
+        Raises ElfError if the source is no ELF file or cannot be used; then a descriptor stays open.
         """
         self._elf_library, self._dw, self._libc = _libraries()
         self._source = source
@@ -358,7 +358,7 @@ class Elf:
         is_readable = has_info and self.is_64 and self.is_little and self._handle
         if not is_readable or sum(map(self._unpacked_size, dwarf_sections)) > MAX_DWARF:
             return None
-        # libelf keeps what was unpacked for as long as it has the file open.
+        # libelf keeps unpacked sections until the handle is closed, so another handle is used here.
         handle = self._begin()
         dwarf = self._dw.dwarf_begin_elf(handle, DWARF_C_READ, None)
         try:
@@ -380,9 +380,9 @@ class Elf:
         return max(section.size, header[1]) if header else section.size
 
     def _compression(self, section: Section) -> tuple[int, int, int] | None:
-        """The kind of compression of a section, its size unpacked, and where its data begins.
+        """The kind of compression of a section, its size unpacked, and the offset of the data in the section.
 
-        None if the section is not compressed. For 64-bit, little-endian files.
+        None if the section is not compressed. The file must be a 64-bit, little-endian one.
         """
         if section.flags & SHF_COMPRESSED:
             header = self.read(section.offset, COMPRESSED.size)
@@ -445,7 +445,10 @@ class Elf:
 
     @functools.cached_property
     def _eh_frame_size(self) -> int:
-        """Bytes that libdw reads for `.eh_frame`: all of the file if only a segment says where it is."""
+        """Bytes that libdw reads for `.eh_frame`.
+
+        If the file has no such section, but the segment PT_GNU_EH_FRAME, libdw reads the whole file.
+        """
         has_segment = any(segment.kind == PT_GNU_EH_FRAME for segment in self.segments)
         without = self.size if has_segment else 0
         found = [s.size for s in self.sections if s.name == ".eh_frame" and s.kind != SHT_NOBITS]
@@ -473,7 +476,7 @@ class Elf:
     def _debug_frame_data(self) -> bytes:
         """The content of `.debug_frame`; none if there is no such section, or if it is too large.
 
-        libdw would open, unpack and keep all DWARF of the file for this section.
+        lockd reads it without libdw, which would open, unpack and keep all DWARF of the file.
         """
         section = self._debug_frame_section
         if not section or self._unpacked_size(section) > MAX_SCANNED:
@@ -490,7 +493,7 @@ class Elf:
 
     @property
     def memory(self) -> int:
-        """Estimated bytes of memory that this object takes, or will take once it was asked for a rule."""
+        """Estimated bytes of memory that this object takes, or will take after the first call of rule()."""
         return (self.size if isinstance(self._source, bytes) else 0) + self._rules_memory
 
     @functools.cached_property
@@ -552,7 +555,7 @@ class Elf:
 class _DebugFrame:
     """The rules of a `.debug_frame` section: libdw opens a file in memory that has nothing but this section.
 
-    In the file itself it would open all DWARF, unpack it, and keep it.
+    If libdw opened the whole file, it would unpack and keep all DWARF.
     """
 
     def __init__(self, file: Elf, data: bytes) -> None:

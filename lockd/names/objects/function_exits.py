@@ -19,7 +19,7 @@ OBJDUMP = (
     f"--architecture={'aarch64' if os.uname().machine == 'aarch64' else 'i386:x86-64'}",
 )  # fmt: skip
 USER = "nobody"
-"""Who runs objdump if lockd is root."""
+"""The user that objdump runs as if lockd runs as root."""
 MEMORY, CPU_SECONDS = 256 << 20, 5
 """Bytes of address space, and seconds of CPU time, that objdump may use."""
 LONGEST_FUNCTION = 1 << 16
@@ -28,8 +28,8 @@ TIMEOUT = 30.0
 """Seconds for which objdump may run."""
 RETURNS = ("ret", "retq", "retaa", "retab")
 JUMPS = ("jmp", "jmpq", "b", "br", "braa", "brab")
-"""Unconditional jumps. A conditional jump is taken to lead to another, rarely executed part of the function.
-"""
+"""Unconditional jumps. lockd assumes that a conditional jump out of the function's addresses leads to a
+rarely executed part of the same function, which the compiler placed elsewhere."""
 PREFIXES = ("repz", "rep", "bnd", "notrack", "cs", "ds")
 
 _INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t(.*)$", re.MULTILINE)
@@ -61,7 +61,7 @@ def find_exits(code: bytes, start: int) -> FunctionExits | None:
             done = subprocess.run(
                 (*OBJDUMP, f"--adjust-vma={start:#x}", "/dev/stdin"), stdin=file, capture_output=True,
                 text=True, errors="replace", timeout=TIMEOUT, check=False,
-                preexec_fn=lambda: _give_up_privileges(user),  # safe without other Python threads
+                preexec_fn=lambda: _give_up_privileges(user),  # is safe in a process with one thread
             )  # fmt: skip
         except (OSError, subprocess.SubprocessError):
             return None

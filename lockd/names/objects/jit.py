@@ -32,17 +32,17 @@ MAX_RECORDS = 2 * MAX_FUNCTIONS
 MAX_NAME = 256
 """The most bytes of a function's name that are read, and the most characters that are kept."""
 CHECK_SECONDS = 0.1
-"""Seconds between two checks for new or changed files while a function has no name.
+"""Seconds between two checks for new or changed files while the wanted function has no name.
 
 A check takes some 50 us if nothing has changed.
 """
 PATIENCE_SECONDS = 10.0
-"""Seconds that are added to CHECK_SECONDS if the function has a name.
+"""Seconds that are added to CHECK_SECONDS if the wanted function has a name.
 
 The check is still needed: the name can belong to older code at the same address.
 """
 EARLIER_NS = NS
-"""A file that was last changed so many nanoseconds before a process started, or earlier, is not its own.
+"""A file that was last changed so many nanoseconds before a process started, or earlier, is not its file.
 
 The margin is needed because the kernel sets the times of files by a clock that is some milliseconds late.
 """
@@ -60,7 +60,8 @@ _LINE = re.compile(rb"(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.{1
 _JAVA = re.compile(r"[^\s()]+ ([^\s()]+)\([^()]*\)?")
 """A method in HotSpot's form: its type, its name, and its parameters, whose end may be missing.
 
-The name also has a dot between class and method. A pattern that included this dot would try every dot.
+_without_types() checks that the name has a dot between class and method. If the pattern had this dot, the
+matching would try each dot of the name.
 """
 _HIDDEN_CLASS = re.compile(r"/0x[0-9a-f]+")
 """The address that HotSpot adds to the name of a hidden class. The address differs between processes."""
@@ -70,9 +71,9 @@ class JitNames:
     """The JIT-compiled functions of one process, by perf-PID.map and jit-PID.dump in the process's own /tmp.
 
     Only files of the process's own user are read, see open_own(). Later entries replace earlier ones that
-    begin in the same memory. A file that has not been changed since the process started is that of an earlier
-    process with the same id: the first process of a container has the same id after each restart of the
-    container.
+    begin in the same memory. A file that has not been changed since the process started is not read: it is
+    that of an earlier process with the same id. (The first process of a container has the same id after each
+    restart of the container.)
     """
 
     def __init__(self, process: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,12 +81,12 @@ class JitNames:
         self._process, self._clock = process, clock
         self._check_at = 0.0
         self.reads = 0
-        """How often files were read that changed the names."""
+        """How often the reading of files changed the names."""
         self._read: dict[bytes, tuple[int, int, int]] = {}
-        """Inode, size and time of the last change of the files that were read, by path."""
+        """Inode, size in bytes and time of the last change in ns of each file that was read, by path."""
         self._starts: list[int] = []
         self._functions: list[tuple[int, str]] = []
-        """Size and name of the functions at _starts."""
+        """Size in bytes and name of each function, in the order of the addresses in _starts."""
         self.memory = 0
         """Estimated bytes of memory that the names take."""
 
@@ -158,8 +159,8 @@ class JitNames:
     def _is_known(self, path: bytes, status: os.stat_result) -> bool:
         """Whether the file at `path` is one that was read before, and so is the process's own.
 
-        The time of its last change cannot decide: once the clock of the host has been set forward, the file
-        seems to be older than the process.
+        The time of its last change cannot decide this: once the clock of the host has been set forward, the
+        file seems to be older than the process.
         """
         return path in self._read and self._read[path][0] == status.st_ino
 
@@ -175,7 +176,7 @@ class JitNames:
 
     @functools.cached_property
     def _paths(self) -> list[bytes]:
-        """Usual paths of perf maps and jitdumps, with the process's id here and that in its pid namespace."""
+        """Usual paths of perf maps and jitdumps, by the process's id in procfs and in its pid namespace."""
         status = (self._process / "status").read_bytes()
         numbers = {line.split()[-1] for line in status.splitlines() if line.startswith(b"NSpid:")}
         return [

@@ -13,7 +13,8 @@ from lockd.printable import masked
 NOT_OBJECTS = (b"/dev/zero", b"/memfd:", b"/dev/shm/", b"/SYSV")
 """Beginnings of the paths of shared memory, which is no program or library."""
 MOST_PARTS = 256
-"""Mappings of one image, at most. A process can have a million mappings side by side."""
+"""The most mappings before an address among which the first mapping of its image is looked for. A process can
+have a million mappings side by side."""
 DELETED = b" (deleted)"
 HEAP = b"[heap]"
 VDSO = b"[vdso]"
@@ -67,7 +68,7 @@ class Mappings:
     """All mappings of a process, by the text of /proc/PID/maps."""
 
     def __init__(self, text: bytes) -> None:
-        """Lines of `text` that do not have the format of the file are left out."""
+        """Lines of `text` that do not have the format of /proc/PID/maps are left out."""
         self._lines = _LINE.findall(text)
         self._starts = [int(line[0], 16) for line in self._lines]
         self._images: dict[int, Image | None] = {}

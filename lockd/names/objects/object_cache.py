@@ -29,17 +29,17 @@ MAX_PLACES = 4000
 Key = tuple[int, ...]
 """Of a file: device, inode, time of the last change in ns, size. The key changes when the file is written.
 
-If debug files are looked for in a root directory that another user than root may own, the identity of the
-root directory follows (process_files.Root): what is found there counts only for processes with this root
-directory. The key of an object that was read from memory begins with -1, and its other numbers depend on the
-content.
+If debug files are looked for in a root directory that another user than root may have chosen, the identity of
+the root directory follows (process_files.Root): debug files that are found there count only for processes
+with this root directory. The key of a file that was read from the memory of a process begins with -1, and the
+other numbers depend on the content.
 """
 
 
 class ObjectCache:
     """Open object files by key; the least recently used files make room for new ones.
 
-    A file that cannot be read, or is damaged, has no symbols. This is logged once, at level debug.
+    A file that is damaged or no ELF file is remembered, and logged once, at level debug.
     """
 
     def __init__(self, debug_files: bytes = DEBUG_DIRECTORY) -> None:
@@ -47,7 +47,7 @@ class ObjectCache:
         self._debug_files = debug_files
         self._files: OrderedDict[Key, ObjectFile] = OrderedDict()
         self._by_inode: dict[Key, Key] = {}
-        """The file that was opened for a mapping, by what _place() returns. See _opened_before()."""
+        """By _place() of a mapping, the key of the file that was last opened for it. See _opened_before()."""
         self._failed: set[Key] = set()
 
     def file(self, key: Key) -> ObjectFile | None:
@@ -62,8 +62,8 @@ class ObjectCache:
         """The key of the file behind a mapping. The file is read if the cache does not have it.
 
         `process`, `mapping` and `memory` are as in open_mapped(); `root` is the process's root directory.
-        Returns None if the file has no symbols. If the file cannot be opened, the result is the key of the
-        file that was opened for this mapping before; None if there is none, or if it was evicted.
+        Returns None if the file is damaged or no ELF file. If the file cannot be opened, the result is the
+        key of the file that was opened for this mapping before; None if there is none, or if it was evicted.
         """
         try:
             file = open_mapped(process, mapping, memory)
@@ -82,9 +82,9 @@ class ObjectCache:
             return None if key in self._failed else key
         try:
             read = open_object(file, root.directories, mapping.path, self._debug_files)
-        except MemoryError:  # which says nothing of the file
+        except MemoryError:  # lockd lacks memory, the file may be good
             raise
-        except Exception as error:  # any file can be mapped, with any content
+        except Exception as error:  # anybody can map a file of any content
             log.debug("%s has no symbols: %s", os.fsdecode(mapping.path), error)
             if len(self._failed) >= MAX_FAILED:
                 self._failed.clear()
@@ -95,7 +95,7 @@ class ObjectCache:
         return key
 
     def _note_place(self, place: Key, key: Key) -> None:
-        self._by_inode.pop(place, None)  # what was noted last comes last
+        self._by_inode.pop(place, None)  # the place that was noted last comes last, and is kept longest
         self._by_inode[place] = key
         if len(self._by_inode) > MAX_PLACES:
             del self._by_inode[next(iter(self._by_inode))]
@@ -103,14 +103,15 @@ class ObjectCache:
     def _opened_before(self, mapping: Mapping, memory: int, root: Root) -> Key | None:
         """The key of the file that was opened for a mapping before; None if there is none.
 
-        A file counts for all processes if its device is that of the mapping. Where the two differ, as on
-        btrfs and overlayfs, it counts for the processes with the same root directory and mounts: in mounts of
-        their own, a user can place any file at any path, and by a FUSE server with any inode number.
+        A file counts for all processes if root chose the root directory (Root.is_shared) and the device of
+        the file is that of the mapping. Otherwise it counts only for the processes with the same root
+        directory and mounts: in mounts of their own, a user can place any file at any path, and by a FUSE
+        server with any inode number. On btrfs and overlayfs, the devices of a file and of its mapping differ.
         """
         for identity in (root.identity, ()):
             before = self._by_inode.get(_place(mapping, identity))
             known = self.file(before) if before else None
-            # An inode's number is used again once its file is deleted.
+            # The mapping may be of a newer file: an inode's number is used again once its file is deleted.
             if known and known.may_be_mapped(mapping, memory):
                 return before
         return None
@@ -118,12 +119,12 @@ class ObjectCache:
     def load_image(self, key: Key, image: bytes) -> Key | None:
         """Add an object that exists only in memory, like the vDSO, under a key that the caller chooses.
 
-        Returns the key, or None if `image` is no ELF file.
+        Returns the key, or None if `image` is damaged or no ELF file.
         """
         if key not in self._files:
             try:
                 self._add(key, ObjectFile(Elf(image)))
-            except MemoryError:  # which says nothing of the image
+            except MemoryError:  # lockd lacks memory, the image may be good
                 raise
             except Exception as error:
                 log.debug("an object in memory has no symbols: %s", error)
@@ -135,7 +136,7 @@ class ObjectCache:
         self.make_room()
 
     def make_room(self) -> None:
-        """Evict files until the limits hold. Files grow a little as they are used."""
+        """Evict files until the limits hold. Each lookup in a file can enlarge its ObjectFile.memory."""
         total = sum(other.memory for other in self._files.values())
         while len(self._files) > 1 and (len(self._files) > MAX_FILES or total > MAX_BYTES):
             _, oldest = self._files.popitem(last=False)
@@ -144,5 +145,5 @@ class ObjectCache:
 
 
 def _place(mapping: Mapping, root: tuple[int, ...]) -> Key:
-    """Device and inode of a mapping, then `root`: the identity of a root directory, or () for all of them."""
+    """Device and inode of a mapping, then `root`: the identity of a root directory, () for all of them."""
     return mapping.device, mapping.inode, *root

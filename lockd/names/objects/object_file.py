@@ -50,11 +50,11 @@ MAX_FUNCTION_BYTES = 2 << 20
 FUNCTION_BYTES = 400
 """Estimated memory of one remembered function without its name."""
 FILE_BYTES = 100_000
-"""Estimated memory of one file without symbols, function starts, rules, functions and the sections that libdw
-reads for rules: mostly libelf's own.
+"""Estimated bytes of memory of one file, mostly libelf's own. Symbols, function starts, rules, functions and
+the sections that libdw reads for rules are not part of this number: ObjectFile.memory adds them.
 
-The estimate leaves out the 100 bytes that libdw remembers of each function for which it found a rule, and the
-names that were looked up with variable_address() and member_offset(), of which callers have a few.
+No estimate has the 100 bytes that libdw remembers of each function for which it found a rule, or the names
+that were looked up with variable_address() and member_offset(): callers look up only a few names.
 """
 JUMP_BYTES = 1 << 16
 """The most bytes of one function that are searched for jumps."""
@@ -74,7 +74,7 @@ MOST_TAIL_CALLERS = 50_000
 MOST_TARGETS = 256
 """The most jumps out of a split-off part of a function that are followed to find the function."""
 COMPARED_BYTES = 4096
-"""Bytes of a file that are compared with memory. The build id usually is among them."""
+"""Bytes at the beginning of a mapping that identify its file. The build id usually is among them."""
 
 
 class ObjectFile:
@@ -91,7 +91,7 @@ class ObjectFile:
         self._symbols = list(_tables([elf, debug, self._mini]))
         self._go = GoFunctions(elf)
         self.tables: list[SymbolTable | GoFunctions] = [*self._symbols, self._go]
-        """Tables of functions, the fullest first."""
+        """Tables of functions: full symbol tables first, then tables for dynamic linking, then that of Go."""
         self._starts = _function_starts(elf)
         self._rules: dict[int, UnwindRule | None] = {}
         self._functions: dict[int, Symbol | None] = {}
@@ -99,7 +99,7 @@ class ObjectFile:
         self._lookups: dict[str, int | None] = {}
         self._loads = [s for s in elf.segments if s.kind == PT_LOAD]
         self.machine = elf.machine if elf.is_64 and elf.is_little else 0
-        """ELF's number of the machine (EM_X86_64, EM_AARCH64, ...); 0 if it is not 64-bit, little-endian."""
+        """ELF's number of the machine (such as EM_X86_64); 0 if the file is not 64-bit, little-endian."""
         self.end = max((s.address + s.memory_size for s in self._loads), default=0)
         """The address behind the last segment."""
 
@@ -118,17 +118,17 @@ class ObjectFile:
     def bias(self, mapping: Mapping) -> int:
         """What to subtract from an address in memory to get the file's own, by one mapping of the file.
 
-        Raises ElfError if the file has no segment that would be mapped so.
+        Raises ElfError if the offset of the mapping is in no segment of the file.
         """
         candidates = [s for s in self._loads if _page(s.offset) <= mapping.offset < s.offset + s.file_size]
-        # Two segments may share a page of the file, which is then mapped twice.
+        # Two segments may share a page of the file, which is then mapped twice: the right to execute decides.
         candidates.sort(key=lambda s: bool(s.flags & PF_X) != mapping.is_executable)
         if not candidates:
             raise ElfError(f"the file has no segment that is mapped from offset {mapping.offset:#x}")
         return mapping.start - (mapping.offset + candidates[0].address - candidates[0].offset)
 
     def may_be_mapped(self, mapping: Mapping, memory: int) -> bool:
-        """Whether a mapping begins as this file does. True if its memory cannot be read any more.
+        """Whether a mapping begins with the bytes that the file has there; True if memory cannot be read.
 
         `memory` is a descriptor of the memory of the process, or -1.
         """
@@ -293,9 +293,9 @@ def _debug_file(
     """The first debug file below one of the root directories that fits an ELF file; None if none does.
 
     `about` is the status of the ELF file. The debug file must belong to root, to the owner of the ELF file or
-    to the owner of the root directory, as it names functions. Outside of `directory`, it must be in the
-    file system of the ELF file, because a user can have any file bound to a path beside files of their own,
-    and a FUSE server of theirs can name any owner.
+    to the owner of the root directory: other users must not choose the names of its functions. Outside of
+    `directory`, it must be in the file system of the ELF file, because a user can have any file bound to a
+    path beside files of their own, and a FUSE server of theirs can name any owner.
     """
     build_id = elf.build_id
     link, checksum = elf.debug_link
@@ -344,7 +344,10 @@ def _open_elf(root: Path, path: bytes, owners: set[int], device: int) -> Elf:
 
 
 def _fits(debug: Elf, build_id: bytes, checksum: int) -> bool:
-    """Whether a debug file has this build id; without build ids, this checksum. Checksum -1 fits no file."""
+    """Whether a debug file has this build id, or this checksum if one of the two files has no build id.
+
+    Checksum -1 fits no file.
+    """
     if build_id and debug.build_id:
         return debug.build_id == build_id
     if checksum < 0 or debug.size > MAX_DEBUG_CHECKED:
@@ -357,10 +360,10 @@ def _fits(debug: Elf, build_id: bytes, checksum: int) -> bool:
 
 @dataclass(frozen=True)
 class FunctionEntry:
-    """A function with those of its names that were wanted."""
+    """A function, with those of its names that functions_by_name() was asked for."""
 
     names: tuple[str, ...]
-    """The plainest and shortest name first."""
+    """Names with fewer underscores in front come first, then shorter names."""
     address: int
     """The file's own address, see ObjectFile.bias()."""
     offset: int
@@ -391,8 +394,8 @@ def tail_callers(file: ObjectFile, is_wanted: Callable[[str], bool]) -> dict[int
 
     A tail call is a jump. It leaves no trace on the stack: the nameless function appears there in place of
     the function that was called. For instance, `pthread_once` does only a quick check itself, and jumps to a
-    function whose name is only known inside the C library. The plainest and shortest name comes first.
-    Returns nothing for files with full symbols or very many functions, and for machines other than x86-64.
+    function whose name is only known inside the C library. Names are sorted by _plainness(). The result is
+    empty for files with full symbols or very many functions, and for machines other than x86-64.
     """
     found: dict[int, set[str]] = {}
     if file.has_full_symbols or file.machine != EM_X86_64 or _has_more_functions(file, MOST_TAIL_CALLERS):

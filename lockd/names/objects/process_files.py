@@ -54,7 +54,7 @@ class Root:
     """The root directory of a process, in the mount namespace of the process."""
 
     identity: tuple[int, ...]
-    """Its mount, device and inode; empty if they are unknown, as those of a process that has ended."""
+    """Numbers of its mount, device and inode; empty if they are unknown, as for a process that has ended."""
     is_shared: bool
     """Whether what is read in `directories` may be used for all processes: nobody but root chose it."""
     directories: tuple[Path, ...]
@@ -71,10 +71,10 @@ UNKNOWN_ROOT = Root((), True, (HOST,))
 def opened_root(process: Path) -> Iterator[Root]:
     """The root directory of a process, for as long as the `with` block lasts.
 
-    `process` is the directory of the process in procfs. Any user can give a process of theirs another root
-    directory, or other mounts below the same one, by a user namespace. So a process that has the same root
-    directory as lockd, or as process 1 of the host, has its files looked for there, and in the mounts of
-    lockd or process 1. Only where the root directory is another one are files looked for in it.
+    `process` is the directory of the process in procfs. By a user namespace, any user can give a process of
+    theirs another root directory, or other mounts below the same one. Therefore, if the process has the root
+    directory of lockd or of process 1 of the host, `directories` is this root directory with the mounts of
+    lockd or of process 1. Only another root directory is used with the mounts of the process itself.
     """
     try:
         directory = os.open(process / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -166,7 +166,7 @@ def _open_link(link: str) -> int:
 
 
 def _resolve(root: int, path: bytes, follows_links: bool = True) -> int:
-    """An O_PATH descriptor of the file at `path` in the root directory `root`. Raises OSError without one.
+    """An O_PATH descriptor of the file at `path` in the root directory `root`; OSError if there is none.
 
     The path is followed step by step. `..` returns to the directory that was opened before, because the real
     parent can be anywhere once a directory has been moved. openat2() would do all this in one call, but it
@@ -203,8 +203,9 @@ def _resolve(root: int, path: bytes, follows_links: bool = True) -> int:
 def _reopen(place: int, users: set[int] | None = None) -> int:
     """Close an O_PATH descriptor, and return a descriptor to read the file.
 
-    Raises OSError if it is no regular file, if it is in a file system of the kernel, or, where `users` is
-    given, if others than these users own the file or have a hard link to it.
+    Raises OSError if it is no regular file, or if it is in a file system of the kernel. Where `users` is
+    given, also raises OSError if `users` has another user than the owner of the file, or if the file has more
+    than one hard link.
     """
     try:
         about = os.fstat(place)
@@ -231,8 +232,9 @@ def open_mapped(process: Path, mapping: Mapping, memory: int) -> int:
     """A descriptor to read the file behind a mapping. Raises OSError if the file cannot be opened.
 
     `process` is the directory of the process in procfs. `memory` is a descriptor of the process's memory,
-    or -1. The kernel gives access to the mapped file itself only with enough privileges (map_files).
-    Otherwise the file's path and the link to the program are tried.
+    or -1. The kernel gives access to the mapped file itself, in /proc/PID/map_files, only with enough
+    privileges. Otherwise the file's path, in the root directories of the process and of lockd, and
+    /proc/PID/exe are tried.
 
     The owner of the file does not matter: the process was allowed to read or to execute the file, or it could
     not have mapped it. The file is recognised by its inode, together with its device or with the first bytes

@@ -108,7 +108,7 @@ class SymbolTable:
         is_text, is_absent = np.zeros(0x10000, bool), np.zeros(0x10000, bool)
         for number, section in enumerate(elf.sections, 1):
             is_text[number] = bool(section.flags & SHF_EXECINSTR)
-            is_absent[number] = not section.flags & SHF_ALLOC  # not in memory, such as .gnu.warning.gets
+            is_absent[number] = not section.flags & SHF_ALLOC  # not loaded, such as .gnu.warning.gets
         functions, variables, thread_locals = _Collector(), _Collector(), _Collector()
         for entries in _entries(elf, table):
             kinds, has_size = entries["info"] & 15, entries["size"] > 0
@@ -175,8 +175,7 @@ class SymbolTable:
         """The symbol with the best name among those that have the address of table[index].
 
         A public name is better than a local one. Next, fewer underscores in front are better, then a shorter
-        name.
-        The choice is therefore the same on every host.
+        name, then the first one in the alphabet. So the choice is the same on every host.
         """
         address = table.addresses[index]
         first = max(index - ALIASES, int(np.searchsorted(table.addresses, address)))
@@ -203,7 +202,7 @@ class SymbolTable:
 
 
 class _Collector:
-    """Collects symbols of one sort while the table is read in pieces."""
+    """Collects the functions, the variables or the thread-local variables of a table, piece by piece."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, list[Numbers]] = {"address": [], "size": [], "name": [], "local": []}

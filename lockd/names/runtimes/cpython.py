@@ -22,20 +22,20 @@ MOST_CODES = 1024
 CODE_BYTES, THREAD_BYTES = 500, 100
 """About how many bytes a remembered code object, without its names, and a remembered thread take."""
 MOST_TEXT = 1024
-"""Characters in the name of a file or a function; a longer name is taken for broken memory."""
+"""A name of a file or a function with so many characters or more is taken for broken memory."""
 FIRST_READ = 160
 """Bytes that the first read of a string asks for: most strings are no longer."""
 MOST_TYPE_NAME = 64
-"""Bytes in the name of a type."""
+"""Bytes that are read of a type's name. If no zero byte is among them, they are taken for broken memory."""
 MOST_SPAN = 1 << 17
 """Bytes from the first to the last member that one read of a structure may cover."""
 THREAD_STRUCTURE = 4096
 """More bytes than the C library's structure of a thread has. On arm64 a thread's id (pthread_self()) is its
 thread pointer minus the size of this structure; on x86-64 both are the same."""
 TAGS = 7
-"""Bits of a pointer in a frame that CPython 3.14 uses for itself."""
+"""The lowest bits of a frame's pointer to its code object. CPython 3.14 uses them for flags."""
 CODE, NONE, TEXT = "code", "NoneType", "str"
-"""Names of types."""
+"""Names of the Python types by which lockd recognises objects."""
 
 SWITCH_INTERVAL = 5000
 """Microseconds for which a thread waits for the GIL before it asks the holder to release it, unless the
@@ -140,14 +140,14 @@ _SLOTS = {
     (3, 14): (5, 8, 9, 23, 24, 25, 27, 26, 32, 33, 34, 36, 40, 42, 51, 53, 79, 78, 80),
     (3, 15): (5, 8, 9, 23, 24, 25, 30, 26, 40, 41, 42, 44, 48, 50, 59, 61, 91, 90, 92),
 }
-"""By version, the index of the 64-bit word of the interpreter's table for each member of Layout, in the order
-of the members. The table lacks `cframe_frame` and the last two members."""
+"""By version, the indexes of 64-bit words in the interpreter's table of offsets: one for each member of
+Layout, in the order of the members, but none for `cframe_frame`, `text_other` and `state_kind`."""
 FREE_THREADED = 2
-"""The index of the word of the table that is not 0 in a build without the GIL."""
+"""The index of a 64-bit word in the interpreter's table that is not 0 in a build without the GIL."""
 COMPACT = 16
 """Bytes from `text_ascii` to `text_other`."""
 MOST = 1 << 20
-"""The largest offset, in bytes, that is taken for a real one."""
+"""If the interpreter's table has a larger offset, in bytes, lockd does not use the table."""
 
 
 def candidates(head: bytes) -> tuple[Layout, ...]:
@@ -204,7 +204,7 @@ class Interpreter:
         return []
 
     def places(self, memory: Memory, thread_pointer: int) -> tuple[int, ...]:
-        """The numbers of protocol.CPythonPlaces. Never raises.
+        """The values of the members of protocol.CPythonPlaces, in their order. Never raises.
 
         If the layout is unknown, it is found by the frames of the thread with this thread pointer. Empty if
         these cannot be read, or if the GIL cannot be found: in a build without it, or if the program has
@@ -327,7 +327,7 @@ class Interpreter:
 
     def _text(self, memory: Memory, layout: Layout, address: int) -> str:
         head = memory.read(address, FIRST_READ) if address else b""
-        # The offsets of an interpreter with a table of its own may be anything.
+        # Offsets from an interpreter's own table may be anything.
         needed = layout.text_other, layout.object_type + 8, layout.text_length + 8, layout.text_state + 4
         if len(head) < max(needed):
             raise _BrokenMemory
@@ -373,7 +373,7 @@ def _current_frame(memory: Memory, layout: Layout, thread: int) -> int:
 
 
 def _frame(memory: Memory, layout: Layout, frame: int) -> tuple[int, int, int]:
-    """The address of the calling frame, the address of the code object, and the owner."""
+    """The address of the calling frame, the address of the code object, and `owner` (0 without one)."""
     offsets = (layout.frame_previous, layout.frame_code, layout.frame_owner & -8)
     previous, code, word = _fields(memory, frame, offsets if layout.frame_owner >= 0 else (*offsets[:2], 0))
     return previous, code, word >> layout.frame_owner % 8 * 8 & 255 if layout.frame_owner >= 0 else 0
@@ -404,8 +404,10 @@ def _find_last_holder(memory: Memory, layout: Layout, runtime: int) -> int:
 
 
 def _threads(memory: Memory, layout: Layout, runtime: int) -> Iterator[tuple[int, int]]:
-    """The address of the state of each thread, and the thread's id. Raises _BrokenMemory at the first link of
-    a list that does not fit the others."""
+    """The address of the state of each thread, and the thread's id.
+
+    Raises _BrokenMemory where the links between the states of two threads contradict each other.
+    """
     seen = 0
     (interpreter,) = _fields(memory, runtime, (layout.interpreters,))
     for _ in range(MOST_INTERPRETERS):

@@ -42,20 +42,20 @@ FIELDS = {
     "oopDesc::_metadata._compressed_klass", "ObjectMonitor::_object",
     "Klass::_name", "Symbol::_length", "Symbol::_body",
 }  # fmt: skip
-"""The fields of the description that are kept. A version has some of them."""
+"""The fields of the description that are kept. Each version of HotSpot has only some of them."""
 MOST_TEXT = 64
 """The most bytes of a name in the description that are read."""
 MOST_MODULES = 64
-"""The most object files with thread-local memory that a process may have."""
+"""HotSpot is looked for among the first MOST_MODULES - 1 object files that have thread-local memory."""
 MODULE = 16
 """Bytes of a module's entry in the dynamic thread vector of glibc; musl has another size. The second word of
 the thread control block points to this vector."""
 MOST_BLOCK = 4096
-"""Bytes of thread-local memory that are searched."""
+"""The most bytes of one object file's thread-local memory that are searched for a JavaThread pointer."""
 MOST_CLASSES = 4096
-"""Classes whose names are remembered."""
+"""The most classes of a process whose names are remembered."""
 MOST_CLASS_NAME = 512
-"""Bytes in the name of a class."""
+"""The most bytes of a class's name that are read."""
 CLASS_BYTES = 200
 """Bytes of memory that a remembered class takes without its name, about."""
 USER_END = 1 << 47
@@ -77,12 +77,15 @@ _CLASS = re.compile(rb"[\w$/\[;\-+.<>\x80-\xff]+")
 _LOCKS = re.compile(r"java\.util\.concurrent\.locks\.(?!.*Condition|LockSupport)\S+")
 _LASTING = re.compile(r"java\.util\.concurrent\.(?:locks\.|Semaphore\b)\S*")
 _INNER = re.compile(r"\$(?:NonfairSync|FairSync|Sync)$")
-"""The end of the name of an inner class of a lock, which users of the lock never see."""
+"""The end of the name of a class that implements a lock. Users of the lock only know the class around it."""
 
 
 @dataclass(frozen=True)
 class JavaWait:
-    """What a Java thread waits for. All attributes are empty if it is unknown."""
+    """What a Java thread waits for. All attributes are empty if nothing is known.
+
+    If the thread waits for a monitor whose class cannot be read, only `name` is empty.
+    """
 
     name: str = ""
     """The class of the object that the thread waits for."""
@@ -90,7 +93,7 @@ class JavaWait:
     """lock or cond."""
     family: str = ""
     is_many: bool = False
-    """Whether the wait's number stands for a class, and each object of the class is a lock of its own."""
+    """Whether each object of the class is a lock of its own. Then a wait's number needs the object, too."""
 
 
 def is_word(number: int) -> bool:
@@ -108,7 +111,7 @@ class HotSpot:
     def __init__(self, process: Path, library: ObjectFile, bias: int) -> None:
         """`process` is the directory in procfs and `library` is libjvm.so.
 
-        `bias` is the difference between an address in the process and the same address in the library's file.
+        `bias` plus an address in the library's file is the address in the memory of the process.
         """
         self._process, self.library, self.bias = process, library, bias
         self._fields: dict[str, tuple[str, int]] | None = None
@@ -125,15 +128,15 @@ class HotSpot:
         None until then, and if HotSpot's structures are not as expected.
         """
         if self._places is None and thread_pointer:
-            # ValueError: a number that cannot be an offset.
+            # HotSpotPlaces raises ValueError for a number that cannot be an offset.
             with contextlib.suppress(_Unknown, OSError, ValueError), self._memory() as memory:
                 self._places = self._find(memory, thread_pointer)
         return self._places
 
     def wait(self, number: int, guess: str) -> JavaWait:
-        """What a thread waits for, by the number of its wait and by `guess`: the kind by its futex call.
+        """What a thread waits for, by its wait's number; `guess` is the kind that the BPF programs guessed.
 
-        The result is JavaWait() if it is unknown. Never raises.
+        The result is JavaWait() if nothing is known. Never raises.
         """
         with contextlib.suppress(_Unknown, OSError), self._memory() as memory:
             if number >> 61 == MONITOR:
@@ -150,13 +153,13 @@ class HotSpot:
 
     def _find(self, memory: _Memory, thread_pointer: int) -> HotSpotPlaces:
         if self._fields is None:
-            table = memory.word(self._symbol(STRUCTURES))  # raises _Unknown if the library was closed
-            self._fields = {}  # if this fails once, it always does
+            table = memory.word(self._symbol(STRUCTURES))  # raises _Unknown if `library` was closed
+            self._fields = {}  # not tried again: what fails here always fails
             self._fields = _structures(memory, table)
         # ZGC has other bits in pointers to objects; compact object headers have the class elsewhere.
         if any(self._is_on(memory, flag) for flag in ("UseZGC", "UseCompactObjectHeaders")):
             raise _Unknown
-        if not self._is_on(memory, "UseCompressedClassPointers"):  # pointers to classes are too long
+        if not self._is_on(memory, "UseCompressedClassPointers"):  # full pointers exceed CLASS_BITS
             raise _Unknown
         has_older = "CompressedOops::_narrow_oop._base" in self._fields
         oops, classes = ("_narrow_oop.", "_narrow_klass.") if has_older else ("", "")
@@ -297,7 +300,7 @@ class _Memory:
 
 
 def _structures(memory: _Memory, table: int) -> dict[str, tuple[str, int]]:
-    """By `Type::field`, the type and the offset (the address, if static) of each described one of FIELDS."""
+    """By `Type::field`, the type and the offset (or static address) of each of FIELDS in HotSpot's table."""
     fields: dict[str, tuple[str, int]] = {}
     for entry in range(table, table + STRUCTURE.size * MOST_STRUCTURES, STRUCTURE.size):
         owner, name, kind, is_static, offset, address = STRUCTURE.unpack(memory.read(entry, STRUCTURE.size))

@@ -1,9 +1,10 @@
 """The unwinder: finds the stack of a captured thread, frame by frame, from its capture.
 
 The caller of a frame is found by the unwinding rule of the object file. Hand-written code, JIT-compiled code
-and code without tables have no rule. There the unwinder uses the best evidence that it finds: a return
-address on the stack behind a call of this very function, otherwise the frame pointer, otherwise the nearest
-return address on the stack.
+and code without tables have no rule. There the unwinder uses the best evidence that it finds. On x86-64 this
+is a return address on the stack behind a call of this very function, otherwise the frame pointer, otherwise
+the nearest return address on the stack. On arm64 it is a return address in the link register behind a call of
+this very function, otherwise the frame pointer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from lockd.names.unwind.expressions import UnknownValue, evaluate
 
 MAX_FRAMES = 32
 SCANNED_BYTES = 512
-"""Bytes above the stack pointer in which a return address counts without other evidence."""
+"""Bytes above the stack pointer in which a return address counts as the caller's without other evidence."""
 ADDRESS = 2**64 - 1
 ARM64_ADDRESS = 2**48 - 1
 """The bits of an address of arm64. The higher bits of a return address may have a signature."""
@@ -68,7 +69,8 @@ def unwind(code: Code, capture: Capture) -> tuple[int, ...]:
     """An address in each function of the stack, innermost first, at most MAX_FRAMES addresses.
 
     The first one is the address at which the thread will continue. The others lie one byte before a return
-    address, and so in the call instruction.
+    address, and so in the call instruction. Only in a function that a signal interrupted, and in the code
+    that a signal handler returns to, the address is that of the next instruction.
     """
     return tuple(place for place, _ in unwind_returns(code, capture, MAX_FRAMES))
 
@@ -103,8 +105,8 @@ class _Walk:
         self._words: tuple[int, ...] = struct.unpack_from(f"<{len(capture.stack) // 8}Q", capture.stack)
         self._is_complete = self._was_guessed = False
         self._is_exact = False
-        """Whether the address that was found last is no return address, but that of the next instruction, as
-        in a function that a signal interrupted."""
+        """Whether no call lies before the address that was found last: it is in a function that a signal
+        interrupted, or in the code that a signal handler returns to."""
         self.may_lack_mappings = False
         """Whether an old memory map may be the reason why the walk ended: by this map a return address is no
         code, or no caller was found for code without a rule."""
@@ -201,8 +203,8 @@ class _Walk:
             is_possible = kind == INDIRECT or start >= 0 or self._may_lead_to(target, place)
             if is_possible and location < bottom + SCANNED_BYTES:
                 possible.append(location)
-        # JIT-compiled code is mostly called by JIT-compiled code. Its calls into libraries have left other
-        # return addresses on the stack.
+        # JIT-compiled code is mostly called by JIT-compiled code: return addresses in such code come first.
+        # Earlier calls into libraries have left other return addresses on the stack.
         if self._code.is_jit_code(place):
             possible.sort(key=lambda location: not self._code.is_jit_code(self._read(location)))
         by_frame_pointer = self._by_frame_pointer() if self._may_keep_frame_pointer(start) else None
@@ -221,9 +223,10 @@ class _Walk:
         return found
 
     def _may_lead_to(self, target: int, place: int) -> bool:
-        """Whether a call can lead to the unknown function at `place`.
+        """Whether a call of `target` can lead to the function around `place`, whose beginning is not known.
 
-        It can if its target is in the same mapping, or if the target is a linker's stub.
+        It can if `target` is in the mapping of `place`, or if no known function begins at `target`, as in a
+        linker's stub.
         """
         return self._code.is_same_mapping(target, place) or self._code.function_start(target) != target
 
