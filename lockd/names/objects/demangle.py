@@ -61,7 +61,7 @@ _MANGLED = re.compile(r"^_{1,3}[ZR][A-Za-z0-9_.$]+\Z")
 class Demangler:
     """Demangles names, without parameters. Without libbfd, symbols stay as they are.
 
-    The child process with the library ends itself when a name takes too long, because this process may not be
+    The child process with the library ends itself when a name takes too long, because its parent may not be
     allowed to end it.
     """
 

@@ -58,7 +58,7 @@ MAX_SCANNED = 8 << 20
 """Largest `.debug_frame` section that is used, in bytes after it was unpacked, and largest `.eh_frame`
 without a search table: libdw goes through all of such a section, and remembers each entry that it passes."""
 ENTRY_FACTOR = 5
-"""Bytes of memory that libdw takes for the entries that it remembers, for each byte of a section."""
+"""Bytes of memory that libdw takes to remember the entries of a section, for each byte of the section."""
 MAX_DWARF = 256 << 20
 """Most DWARF of a file that libdw opens, in bytes after it was unpacked: libdw reads and unpacks all of it.
 lockd closes it again after each lookup."""

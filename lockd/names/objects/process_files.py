@@ -56,7 +56,7 @@ class Root:
     identity: tuple[int, ...]
     """Numbers of its mount, device and inode; empty if they are unknown, as for a process that has ended."""
     is_shared: bool
-    """Whether what is read in `directories` may be used for all processes: nobody but root chose it."""
+    """Whether what is read in `directories` may be used for all processes: only root can have chosen them."""
     directories: tuple[Path, ...]
     """Where files that belong to the process's programs are looked for, such as debug files."""
 
