@@ -73,11 +73,11 @@ ENDING_SECONDS = 1.0
 SHARE = 0.25
 """The part of a CPU's time that the namer may spend on one process, and on one user."""
 OWING = 100
-"""The largest number of remembered turns (shares.Turn) in which a namer was lost."""
+"""The most turns to remember in which a namer was lost. A turn is the namer's work for one process."""
 MESSAGE_BYTES = 1 << 17
 """The size of the largest answer in bytes."""
 WATCHED = 1000
-"""The largest number of processes to remember, and of processes to forget, in one Watch."""
+"""The most processes to remember, and the most processes to forget, that one Watch message has."""
 
 
 class Resolver:
@@ -106,10 +106,11 @@ class Resolver:
         """Whether there is no namer because nothing needs one."""
         self._procfs, self._blocked, self._parked, self._share = procfs, blocked, parked, share
         self._owing: deque[tuple[Turn, float, float]] = deque(maxlen=OWING)
-        """Turns in which a namer was lost, each with the seconds that it is charged, and the time of the loss
-        (time.monotonic())."""
+        """Turns in which a namer was lost, each with the seconds that are charged for it, and the time of the
+        loss (time.monotonic())."""
         self._ending: dict[Namer, Turn] = {}
-        """Namers that were killed and have not ended, each with the turn in which it was killed."""
+        """Namers that were killed and have not ended, each with the process that it worked for, and the user.
+        """
         self._is_held_up = False
         """Whether it was logged that no namer is started because too many have not ended."""
         self._queue: deque[Asked] = deque()
@@ -128,8 +129,8 @@ class Resolver:
         self._pause = RESTART_SECONDS
         """Seconds from the loss of the present namer to the start of the next."""
         self.is_paused = False
-        """Whether all questions wait but those about the holders of locks (Owners). CpuBudget sets it to save
-        CPU time."""
+        """Whether all questions wait, except those about the holders of locks (Owners). CpuBudget sets this
+        flag to save CPU time."""
         self._reload: Reload | None = None
         """Settings that are to be sent next; None if the namer has the present ones."""
         self.restarts = 0
@@ -148,10 +149,10 @@ class Resolver:
 
     @property
     def refused(self) -> int:
-        """The number of turns that all namers so far have refused.
+        """The number of turns that all namers so far have refused. A turn is the work for one process.
 
         A turn is refused if the process or its user has used up its share, or if another namer hangs in a
-        turn of theirs.
+        turn of this process or user.
         """
         return self._refused_by_ended + sum(namer.refused for namer in self._all)
 
@@ -161,7 +162,7 @@ class Resolver:
 
     @property
     def _held(self) -> tuple[Turn, ...]:
-        """The turns of killed namers that have not ended, as far as the process of the turn is known."""
+        """For each killed namer that has not ended, the process that it hangs on, with its user, if known."""
         return tuple(turn for turn in self._ending.values() if turn[0] > 0)
 
     @property
@@ -171,24 +172,24 @@ class Resolver:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a namer runs, or none is needed, and there is nothing to send and no answer to expect."""
+        """Whether there is nothing to send, no answer to expect or to return, and no namer to start."""
         waiting = self._queue or self._to_watch or self._to_forget or self._outstanding or self._answers
         return bool(self._namer or self._is_resting) and not waiting and not self._reload
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing has needed a namer for `quiet_seconds`: there is none, or it is ended soon."""
+        """Whether nothing has needed a namer for `quiet_seconds`. If there is one, it will soon be ended."""
         return time.monotonic() - self._needed_at > self._quiet_seconds
 
     def ask(self, question: Asked, is_needed: bool = True) -> bool:
         """Queue a question. Returns False, without queueing it, if too many questions wait.
 
-        A question that is not needed, because a good answer is known, neither starts nor keeps a namer. It is
-        not queued either, and the result is False, once nothing has needed a namer for `quiet_seconds`.
+        `is_needed` is False if a good answer is already known. Such a question neither starts nor keeps a
+        namer. It is not queued, and the result is False, if nothing has needed a namer for `quiet_seconds`.
         """
         now = time.monotonic()
-        # A question about holders always has room, as only one waits at a time: deadlocks are found however
-        # many locks have no name.
+        # A question about holders is queued even if the queue is full, so that deadlocks are found however
+        # many locks have no name. The sampler asks only one such question at a time.
         is_full = len(self._queue) >= QUEUED and not isinstance(question, Owners)
         if is_full or (not is_needed and self.is_quiet):
             return False
@@ -369,9 +370,9 @@ class Resolver:
     def _next_watch(self) -> Watch:
         """The next processes to remember and to forget.
 
-        The id of a process that ended may belong to a new process by now. Such an id is in both lists of one
-        message. If a later message had the namer forget the ended process, it would forget the new one, and
-        nobody would ask for that one again.
+        The id of a process that ended may belong to a new process by now. Such an id is put into both lists
+        of one message. If a later message had the namer forget the ended process, the namer would forget the
+        new one, and would not be told to remember it again.
         """
         tgids = tuple(islice(self._to_watch, WATCHED))
         used_again = [tgid for tgid in tgids if tgid in self._to_forget]
@@ -396,7 +397,7 @@ class Resolver:
         self._end_namer()
         culprit = self._outstanding.popleft() if self._outstanding else None
         about = culprit.description if culprit else "nothing"
-        if tgid > 0 and f"process {tgid}" not in about:  # the namer read a process from the ring
+        if tgid > 0 and f"process {tgid}" not in about:  # that process came from the ring, not a question
             about = f"process {tgid}" + (f", before {about}" if culprit else "")
         log.error("namer: %s, while looking at %s; starting another", gone, about)
         if tgid > 0:
@@ -431,7 +432,7 @@ class Resolver:
 
 
 class NamerGone(Exception):
-    """The namer ended or hangs. `seconds` is the time to charge to the process whose turn it was."""
+    """The namer ended or hangs. `seconds` is what to charge to the process that the namer worked for."""
 
     def __init__(self, why: str, seconds: float = SAVED_SECONDS) -> None:
         super().__init__(why)
@@ -468,8 +469,8 @@ class Namer:
     def send(self, message: bytes) -> bool:
         """Send a message. Returns False if the socket is full, or if the namer has closed it.
 
-        In the second case the next receive() raises NamerGone once it is known how the namer ended. This
-        method raises NamerGone if the message cannot be sent for another reason.
+        If the namer has closed the socket, a later receive() raises NamerGone. This method raises NamerGone
+        if the message cannot be sent for another reason.
         """
         try:
             self._socket.send(message)
@@ -480,7 +481,7 @@ class Namer:
         return True
 
     def receive(self) -> list[bytes]:
-        """Every message that has arrived. Raises NamerGone if the namer has ended or closed its socket."""
+        """Every message that has arrived. If there is none and the socket is closed, see _note_closed()."""
         messages: list[bytes] = []
         while True:
             try:
@@ -490,13 +491,13 @@ class Namer:
             except OSError:
                 length = 0
             if not length:
-                if not messages:  # otherwise the next call notes it
+                if not messages:  # otherwise the next call notes that the socket is closed
                     self._note_closed()
                 return messages
             messages.append(bytes(self._buffer[:length]))
 
     def _note_closed(self) -> None:
-        """Raise NamerGone as soon as it is known how the process ended.
+        """Raise NamerGone once it is known how the process ended, or CLOSED_SECONDS after the first call.
 
         A process that ends closes its socket some moments before it can be waited for.
         """
@@ -508,9 +509,9 @@ class Namer:
 
     @property
     def refused(self) -> int:
-        """The number of turns that this namer has refused, from the Bench.
+        """The number of turns that this namer has refused, read from the memory that it shares (Bench).
 
-        It never falls, even if a namer that an attacker controls writes a smaller number.
+        The number never falls, even if a namer that an attacker controls writes a smaller one.
         """
         self._refused = max(self._refused, self.bench.refused)
         return self._refused
@@ -518,7 +519,7 @@ class Namer:
     def cpu_seconds(self) -> float:
         """Seconds of CPU time that the namer and its children, living and ended, have taken so far."""
         if self._child.returncode is None:
-            with contextlib.suppress(OSError):  # the namer has just ended: has_ended() will know
+            with contextlib.suppress(OSError):  # the namer has just ended: has_ended() will read its CPU time
                 own = cpu_seconds(self.pid)
                 children = Path(f"/proc/{self.pid}/task/{self.pid}/children")  # some kernels lack this file
                 living = children.read_text().split() if children.exists() else ()
@@ -530,7 +531,7 @@ class Namer:
         self._socket.close()
         try:
             os.kill(self.pid, signal.SIGKILL)  # nobody has waited for the process: the id is still its own
-        except PermissionError:  # it runs as another user by now; the closed socket makes it end
+        except PermissionError:  # the namer runs as another user by now; the closed socket makes it end
             log.error("namer: process %d cannot be killed without CAP_KILL", self.pid)
 
     def has_ended(self) -> bool:

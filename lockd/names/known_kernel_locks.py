@@ -2,7 +2,8 @@
 
 Only a static lock has a symbol. The name and the site of any other kernel lock follow from its type and from
 the stack in which a thread waits for it. Threads wait for such locks at ever new addresses, but in few
-stacks. Ever new processes wait for the same static locks. So few waits need a question to the namer.
+stacks. Ever new processes wait for the same static locks. Therefore only a few waits need a question to the
+namer.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class KnownKernelLocks:
     def remember(self, question: KernelLock, answer: LockAnswer, now: float) -> None:
         """Remember the namer's answer to a question, in place of an earlier one.
 
-        An answer without a span is not remembered, and the earlier one is forgotten.
+        An answer with an empty `span` is not remembered, and the earlier answer is forgotten.
         """
         wait = _wait(question)
         self._known.pop(wait, None)

@@ -27,8 +27,8 @@ OWNER_ENDED = "(owner ended)"
 """The text in place of a holder if the thread that held the lock ended, and the kernel released its robust
 lock."""
 NO_RELEASE = "(no release)"
-"""The text in place of a holder if no release was seen to end the wait, but for instance a timeout or a
-signal."""
+"""The text in place of a holder if no release was seen: for instance, a timeout or a signal ended the wait.
+"""
 NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """Exceptions raised by reading JSON of an unexpected shape."""
 STACKS = 8192
@@ -156,7 +156,8 @@ class GoWaitsAnswer:
     tgids: tuple[int, ...]
     """The processes of the question."""
     waited_ns: tuple[int, ...]
-    """Nanoseconds for each process, as its runtime counted them; -1 where they cannot be read."""
+    """For each process, the nanoseconds that its goroutines have waited, as Go's runtime counted them; -1
+    where they cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class HolderAnswer:
     token: int
     """The token of the question."""
     site: str
-    """The function that released the lock; empty if it is unknown, NO_RELEASE if none did."""
+    """The function that released the lock; empty if unknown, NO_RELEASE if the stack shows no release."""
     stack: tuple[str, ...]
     """Functions of the thread that released the lock, innermost first."""
 
@@ -399,7 +400,7 @@ class Reload:
 
 
 Asked = UserLockSeen | KernelLock | Owners | GoWaits | LockReleased | KernelLockReleased | ThreadCaptured
-"""The questions that are answered."""
+"""The types of questions that get an answer."""
 Question = Asked | Watch | Reload
 
 
@@ -433,7 +434,8 @@ class NamerSettings:
     share: float
     """The part of a CPU's time that the namer may spend on one process, and on one user, see Shares."""
     owing: Sequence[tuple[Turn, float]]
-    """Turns that made earlier namers end, and the seconds that each still owes, see Shares."""
+    """Processes and users whose turns made earlier namers end, and the seconds that each turn still owes, see
+    Shares."""
     ring: tuple[int, int] | None
     """Descriptor and size in bytes of the ring of blocked processes; None if there is no ring."""
     bench: int = -1
@@ -441,7 +443,8 @@ class NamerSettings:
     socket: int = -1
     """The descriptor of the socket for questions and answers."""
     held: Sequence[Turn] = ()
-    """Turns in which earlier namers hang: they were killed and have not ended. See Shares.hold()."""
+    """Processes, with their users, on which earlier namers hang, which were killed and have not ended. See
+    Shares.hold()."""
 
     def to_json(self) -> str:
         return json.dumps(vars(self))

@@ -65,8 +65,8 @@ MEMORY_BYTES = 512 << 20
 MESSAGE_BYTES = 1 << 17
 """The size of the largest question in bytes."""
 IDLE_MS = 30_000
-"""Milliseconds without a question or a blocked process, after which the namer ends its child processes. The
-start of one takes as much time as finding two hundred names."""
+"""Milliseconds without a question or a blocked process, after which the namer ends its child processes. To
+start a child process takes as much time as to find two hundred names."""
 MEMORY_EXIT = 4
 """The exit code of a namer that has no memory left."""
 ASKED_SECONDS = 10.0
@@ -195,7 +195,7 @@ class Names:
     def end_children(self) -> None:
         """End the child processes. To be called while no question waits.
 
-        Kernels without /proc/PID/task/TID/children give the CPU time of a child only after its end.
+        On kernels without /proc/PID/task/TID/children, only the end of a child shows its CPU time.
         """
         self._user.end_children()
 

@@ -15,19 +15,19 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SAVED_SECONDS = 10.0
-"""Seconds of the namer's time that a process or a user may take at once, as for the symbols of a large
-program."""
+"""Seconds of the namer's time that a process or a user may take beyond its share, as for the symbols of a
+large program."""
 FORGOTTEN_AT = 10_000
 """The number of accounts of processes and users above which those without a debt are forgotten."""
 ROOT, NOBODY = 0, -1
 BENCH, REFUSED = struct.Struct("=qq"), struct.Struct("=Q")
 
 Turn = tuple[int, int]
-"""A process that the namer works for, and the user that it runs as; NOBODY where the user is unknown."""
+"""A process that the namer works for, and the id of the user that the process runs as; NOBODY if unknown."""
 
 
 class Bench:
-    """Memory shared by namer and sampler: which process has its turn, and how many turns were refused.
+    """Memory shared by namer and sampler: for which process the namer works, and how many turns it refused.
 
     When the namer hangs and the sampler has to end it, the sampler reads here which process was the cause.
     """
@@ -39,8 +39,8 @@ class Bench:
 
     @property
     def turn(self) -> Turn:
-        """The process whose turn it is, and its user; (NOBODY, NOBODY) if there is none. A namer that an
-        attacker controls may write any numbers."""
+        """The process that the namer works for, and its user; (NOBODY, NOBODY) if there is none. A namer that
+        an attacker controls may write any numbers."""
         tgid, user = BENCH.unpack_from(self._memory)
         return tgid - 1, user - 1
 
@@ -60,12 +60,13 @@ class Bench:
 
 
 class Shares:
-    """Grants turns to processes. A process that took more time than its share and its savings has to wait.
+    """Grants turns to processes. A turn is the namer's work for one process.
 
-    `share` is the part of a CPU's time that an account gains. Each process has an account. All processes of
-    one user also have an account in common, unless the user is unknown or root: most of a host's processes
-    run as root. `owing` are turns that made an earlier namer end, and the seconds that each still owes.
-    `clock` returns seconds.
+    Each process has an account, to which the seconds of its turns are charged as a debt. All processes of one
+    user also have an account in common, unless the user is unknown or root: most of a host's processes run as
+    root. In each second a debt falls by `share` seconds. While it is above SAVED_SECONDS, turns are refused.
+    `owing` are turns that made an earlier namer end, and the seconds that each still owes. `clock` returns
+    seconds.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Shares:
 
     @contextlib.contextmanager
     def turn(self, tgid: int) -> Iterator[bool]:
-        """Charge a process for the time of a `with` block. Yields whether it may have its turn now.
+        """Charge a process for the time of a `with` block. Yields whether the process may have its turn now.
 
         A turn that ends by MemoryError stays in the Bench: the namer is about to end because of it.
         """
@@ -151,7 +152,7 @@ class Shares:
             self._warned &= self._owed.keys()
 
     def _user(self, tgid: int) -> int:
-        """The user that a process runs as, or ran as if it is gone; NOBODY if unknown."""
+        """The id of the user that a process runs as, or last ran as before it ended; NOBODY if unknown."""
         with contextlib.suppress(OSError):
             self._users[tgid] = os.stat(self._procfs / str(tgid)).st_uid
         return self._users.get(tgid, NOBODY)

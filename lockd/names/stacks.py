@@ -84,7 +84,7 @@ class StackNames:
         return self._user_names.name_lock(tgid, tid, address, guess, capture)
 
     def variable(self, tgid: int, address: int) -> str:
-        """The variable of a program or library at `address`, as OBJECT:NAME; empty if there is none."""
+        """The name of a variable of a program or library, as UserNames.variable() returns it."""
         return self._user_names.variable(tgid, address)
 
     def kernel_stack(self, addresses: tuple[int, ...]) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ class KernelSymbols:
         return name
 
     def place(self, address: int) -> str:
-        """`function+0xoffset`, followed by the module in brackets; the address if no function is known."""
+        """`function+0xoffset`, with ` [module]` if it is in one; the address if no function is known."""
         index = self._function_index(address)
         if index < 0:
             return f"{address:#x}"
@@ -112,7 +112,7 @@ class KernelSymbols:
     def gap(self, address: int) -> tuple[int, int]:
         """The first and the last address of the memory around `address` in which variable() finds nothing.
 
-        `address` is one for which variable() is empty.
+        To be called only with an address for which variable() returns an empty name.
         """
         if not self._has_variables:
             return 0, LAST_ADDRESS
@@ -246,6 +246,6 @@ def module_ranges(modules: Path) -> dict[bytes, tuple[int, int]]:
     for line in lines:
         fields = line.split()
         start = int(fields[5], 16) if len(fields) > 5 else 0
-        if start:  # else the kernel hides it
+        if start:  # the kernel writes 0 to hide the address
             ranges[b"[" + fields[0] + b"]"] = start, start + int(fields[1])
     return ranges

@@ -66,11 +66,11 @@ class KernelNames:
 
 @dataclass(frozen=True)
 class Rule:
-    """A lock of one of `types` is `member` if one of `functions`, or a function inlined into it, takes it."""
+    """A lock of one of `types` is `member` if it is taken by one of `functions` or by code inlined there."""
 
     member: str
-    """The member as the kernel's own code writes it, with a name for the structure that is understood
-    alone."""
+    """The lock as a member of a structure. The member has the name that it has in the kernel's code, and the
+    structure a name that is understood without the code around it."""
     types: tuple[str, ...]
     functions: str
     """Names of functions, separated by spaces. On no tested kernel do they take another lock of these types
@@ -227,7 +227,7 @@ _MEMBERS = {
 
 
 def member_of(lock_type: str, function: str) -> str:
-    """The member that a lock of this type is if this function takes it, by RULES; empty without a rule."""
+    """The Rule.member for a lock of this type that this function takes; empty if RULES has none."""
     return _MEMBERS.get((lock_type, function), "")
 
 

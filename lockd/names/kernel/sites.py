@@ -126,5 +126,5 @@ def from_release(names: Sequence[str]) -> Sequence[str]:
 
 
 def is_tracing(name: str) -> bool:
-    """Whether the function is in a stack only because somebody traces: on top, or as a trampoline within."""
+    """Whether a function is in a stack only for tracing: on top, or further out as a trampoline."""
     return _TRACING.fullmatch(name) is not None

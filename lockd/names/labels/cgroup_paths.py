@@ -33,12 +33,13 @@ RUNTIMES = {
 }
 """Runtimes as Kubernetes calls them in `RUNTIME://ID`, by the prefix that they put before an id.
 
-containerd with the cgroupfs driver uses no prefix, nor does Docker below another parent than its own.
+With the cgroupfs driver containerd and Docker use no prefix. Below `/docker/`, Docker's default parent,
+_container_of() takes an id without prefix for Docker's.
 """
 MONITOR = "-conmon"
 """The end of a prefix that means the runtime's monitor of a container, not the container."""
 PAYLOAD = re.compile(r"/libpod-payload-([0-9a-f]{64})(?=/|$)")
-"""The container of a service that was written for it: podman's `--cgroups=split`, which Quadlet uses."""
+"""The cgroup of a container in a service that was written for it (podman's `--cgroups=split`, Quadlet)."""
 SHORT_ID = 12
 """Characters of a container's id that are shown."""
 POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=\.slice|/)")
@@ -123,7 +124,7 @@ def _container_of(path: str) -> Unit | None:
     if lxc := match["lxc"]:
         return Unit(f"{owner}lxc:{lxc}", lxc, slice=slice_, runtime="lxc")
     if machine := match["machine"]:
-        # Virtual machines are scopes of this name, too.
+        # The scope of a virtual machine has a name of this form, too.
         runtime = "systemd-nspawn" if machine.startswith("systemd-nspawn@") else ""
         return Unit(owner + machine, slice=slice_, runtime=runtime)
     prefix = (match["prefix"] or "")[:-1].rpartition(":")[2]
@@ -169,7 +170,7 @@ def _slice_of(path: str) -> str:
 
 
 def _slice_of_user(path: str) -> str:
-    """The slice of the user whose manager has this cgroup, with a slash; empty without a manager."""
+    """The slice of the user whose manager has this cgroup, and a `/`; empty without such a manager."""
     first = SERVICE.search(path)
     manager = USER_MANAGER.fullmatch(first[1]) if first else None
     return f"user-{manager['user']}.slice/" if manager else ""

@@ -68,7 +68,7 @@ class Processes:
         return name
 
     def name(self, tgid: int, since: int = 0) -> Name:
-        """The name of a process, from procfs if no event had it; ("", "") if the process is gone.
+        """The name of a process, read from procfs if no event told it; ("", "") if the process is gone.
 
         A name learnt before `since` (monotonic clock in ns) is read again: a process changes its name by
         exec, for instance, and has no new event while it waits. The name of a kernel thread is not read
@@ -116,7 +116,7 @@ class Processes:
         return start_ns(stat) - suspended_ns() < since + NS // TICKS
 
     def is_gone(self, tgid: int) -> bool:
-        """Whether no process has this id. A process that has ended has it until its parent has waited."""
+        """Whether no process has this id. An ended process keeps its id until its parent waits for it."""
         return not os.path.exists(f"{self._procfs}/{tgid}")
 
     def keep(self, alive: set[int]) -> None:

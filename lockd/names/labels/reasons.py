@@ -71,10 +71,10 @@ CALLS = {
 }
 """System calls by what they wait for.
 
-The groups are reasons, but for `read`, where the reason depends on the file, and `clone` and `vfork`, where
-it depends on whether the parent waits for the child. The list has calls that can sleep so that a signal wakes
-them, be it only on FUSE or autofs. Calls that only sleep uninterruptibly are left out: such a wait has the
-reason `kernel` or `disk`, whatever the call.
+The groups are reasons, except `read`, `clone` and `vfork`. Reasons.reason() also looks at the kind of file
+(`read`) or futex (`futex`), at whether the parent waits for the child (`clone`), and at whether PostgreSQL
+waits for a lock (`poll`). The list has the calls whose sleep a signal can end, if only on FUSE or autofs.
+Calls that only sleep uninterruptibly are left out: such a wait has the reason `kernel` or `disk` in any call.
 """
 
 _BY_FILE = {
@@ -115,9 +115,10 @@ class Reasons:
     def reason(self, nr: int, state: int, iowait: bool, detail: int) -> str:
         """The reason of a wait, a key of REASONS.
 
-        `nr` is the number of the system call. `state` is the thread's state, as a number of enum state.
-        `iowait` is the task's in_iowait bit. If the call is in one of the groups futex, read, clone and poll,
-        `detail` is a number of enum futex_kind, file_kind, clone_kind or poll_kind.
+        `nr` is the number of the system call, or a negative constant such as NR_NONE for a thread in no call.
+        `state` is the thread's state, as a number of enum state. `iowait` is the task's in_iowait bit. If the
+        call is in one of the groups futex, read, clone and poll of CALLS, `detail` is a number of enum
+        futex_kind, file_kind, clone_kind or poll_kind.
         """
         state_name = self._enums["state"][state]
         group = self._group.get(nr, "other")
@@ -131,7 +132,7 @@ class Reasons:
         if state_name == "other":
             return "stopped"
         if group == "vfork" or (group == "clone" and self._member("clone_kind", detail) == "and_wait"):
-            return "child"  # although it is uninterruptible
+            return "child"  # although such a wait is uninterruptible
         if is_uninterruptible:
             return "fault" if nr == self._no_call else "kernel"
         if group == "futex":

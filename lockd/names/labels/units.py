@@ -1,4 +1,4 @@
-"""Units of threads: the service or container of a cgroup, which the kernel or procfs is asked for."""
+"""Units of threads: the service or container of the cgroup whose path the kernel or procfs tells."""
 
 from __future__ import annotations
 

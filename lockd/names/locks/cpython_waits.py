@@ -29,12 +29,12 @@ EVALUATES = "_PyEval_EvalFrame"
 SEARCHED = 1024
 """Bytes of stack that are searched for a pointer to the object of a lock, besides the registers."""
 STACK_POINTERS = {17: 7, 33: 31}
-"""The index of the stack pointer by the number of captured registers: x86-64, arm64."""
+"""The index of the stack pointer in the captured registers, by their number: 17 on x86-64, 33 on arm64."""
 CALL_FIELDS = 9
 """Fields in /proc/PID/task/TID/syscall of a thread that is in a system call."""
 AHEAD = (0, 2, 8)
-"""Bytes from the call instruction that a Python frame points to, to the next instruction: what is possible in
-the known versions of CPython. The interpreter's C stack has the address of the next instruction."""
+"""Possible numbers of bytes, in the known versions of CPython, from the bytecode instruction that a Python
+frame points to, to the one after the call. The interpreter's C stack has the address of the one after it."""
 MOST_SEEN = 128
 """The largest number of remembered places at which threads of one process were seen to wait."""
 PLACE_BYTES, WORD_BYTES = 1500, 150
@@ -48,7 +48,7 @@ USER_END = 1 << 47
 LOWEST = 1 << 16
 """The least address at which an object is looked for."""
 MOST_SEARCHES = 64
-"""How often the places of protocol.CPythonPlaces are searched for in a process that may have none. A search
+"""The most searches in one process for the places of protocol.CPythonPlaces, which it may not have. A search
 reads up to a megabyte."""
 MOST_LABEL = 250
 """Characters of a function's label. The labels of a whole stack have to fit into one message."""
@@ -84,7 +84,8 @@ _LOCKING = re.compile(
 )
 """Modules of the standard library whose functions are all locking code."""
 _BOOTSTRAP = "_bootstrap"
-"""The outermost function of a thread or of a child process. The frames beyond it are those of the parent."""
+"""The outermost function of a thread or of a child process. Frames beyond it are those of the parent process.
+"""
 _STARTS = {"_bootstrap", "_bootstrap_inner", "run"}
 """Functions in which every thread and child process begins."""
 
@@ -347,7 +348,7 @@ class CPythonProcess:
             self._seen_bytes -= _bytes_of(*self._seen.popitem(last=False))
 
     def _seen_before(self, capture: Capture) -> list[PythonFrame]:
-        """The remembered frames of the threads that wait at the captured place."""
+        """The remembered frames of threads that waited at the captured place; empty if there are none."""
         place = next((place for place in self._seen if place.is_of(capture)), None)
         if place is None:
             return []

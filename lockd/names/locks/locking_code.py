@@ -2,9 +2,9 @@
 it.
 
 The stack of a blocked thread begins with the code that locks and ends with what every thread runs. Three
-sorts of functions are no answer to the question where a thread waits: locking code with its wrappers; a
-runtime's own scheduling, which is the answer only if the stack has nothing else; and functions that every
-thread of a language has in its stack, which are never the answer.
+sorts of functions are a bad answer to the question where a thread waits: locking code with its wrappers; the
+scheduling of a language's runtime; and functions that every thread of a language has in its stack. One of
+these is the site only if the stack has nothing better, see _site().
 
 The tables of functions in the second half of this module are regular expressions, separated by white space.
 Each expression matches a whole name: demangled, without parameters, template arguments and inline namespaces.
@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from lockd.names.objects.jit import JIT_OBJECT
 
 UNKNOWN = "[unknown]"
-"""A frame of a process that was gone before its mappings were read, or of code that no symbol names."""
+"""A frame at an address in no known mapping, as in a process that ended before its mappings were read."""
 LOCK, COND = "lock", "cond"
 """Kinds of waits: for another thread to leave a critical section, and for other threads to do something."""
 
@@ -62,13 +62,13 @@ class Frame:
     start: int = 0
     """The address of the function's first instruction; 0 unless an object file's symbol names it."""
     offset: int = 0
-    """Bytes from `start` to the instruction at which the stack goes on; 0 where `start` is 0."""
+    """Bytes from `start` to the instruction at which the function will continue; 0 where `start` is 0."""
 
     @property
     def name(self) -> str:
-        """The function as profiles show it: without its object, which is shown only if it has no name.
+        """The function as profiles show it: its name without the object, or the label if it has no name.
 
-        A function in no object file is UNKNOWN.
+        A function without a name and without an object is UNKNOWN.
         """
         return self.function or (self.label if self.object else UNKNOWN)
 
@@ -210,14 +210,14 @@ def _classify(stack: Sequence[Frame]) -> list[str]:
         if is_hotspot and frame.object == JIT_OBJECT and not re.search(r"\.|::", frame.function):
             sort = "stub"
         elif is_java and frame.object == _JVM:
-            sort = "common"  # libjvm.so calls compiled code by it: every thread has it
+            sort = "common"  # libjvm.so calls Java code by this function: every Java thread has it
         if not frame.function and all(s == "locking" for s in sorts):
             outer = next((other for other in stack[i + 1 :] if other.function), None)
             is_same_object = outer is not None and outer.object == frame.object
             is_inside = outer and is_same_object and _sort(outer.object, outer.function) == "locking"
             sort = "locking" if is_inside or _C_LIBRARY.match(frame.object) else sort
         if not frame.function and not sort and _C_LIBRARY.match(frame.object):
-            sort = "common"  # it starts threads, or serves a function of the library that has a name
+            sort = "common"  # the function starts threads, or serves a function that has a name
         sorts.append(sort)
     return sorts
 
@@ -534,13 +534,14 @@ LOCKING = r"""
 HOTSPOT = r"""
         Monitor::.* MonitorLocker::.*
 """
-"""Locking code in libjvm.so alone: other programs, such as ceph-mon, use these class names for anything."""
+"""Locking code only if in libjvm.so: other programs, such as ceph-mon, use these class names for anything."""
 
 RUNTIMES = r"""
         runtime\.\w.* runtime/internal/.* internal/runtime/.* WaitEventSetWait\w* ProcSleep
         ProcWaitForSignal
 """
-"""Functions by which a runtime schedules. One of them is the site only if the stack has no other."""
+"""Functions by which Go's runtime and PostgreSQL schedule. One of them is the site only if no other function
+of the stack can be."""
 
 COMMON = r"""
         start_thread clone3? __clone3? __clone_internal _*libc_start_(?:main|call_main)\w* _start

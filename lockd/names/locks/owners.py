@@ -15,7 +15,7 @@ MOST_TID = 1 << 22
 MOST_THREADS = 10_000
 """The number of threads above which a process in a pid namespace of its own gets no ids translated."""
 MOST_REMEMBERED = 100_000
-"""The number of threads that are remembered, of all processes in pid namespaces of their own together."""
+"""The most threads that are remembered, of all processes in pid namespaces of their own together."""
 READING_SHARE = 20
 """After the ids of a process's threads were read, they are not read again for this many times the duration
 of the reading."""
@@ -189,7 +189,8 @@ class UserOwners:
     def _sharing_threads(self, tgid: int, address: int) -> dict[int, int]:
         """The threads of other processes that share the memory at `address` of process `tgid`.
 
-        Only processes in the pid namespace of `tgid` are searched. The threads are by their ids in there.
+        Only processes in the pid namespace of `tgid` are searched. Keys are the threads' ids in it, values
+        their ids as lockd sees them.
         """
         found: dict[int, int] = {}
         with contextlib.suppress(OSError):
@@ -197,7 +198,7 @@ class UserOwners:
             file = self._shared_file(tgid, address)
             others = {int(name) for name in os.listdir(self._procfs) if name.isdigit()} if file else set()
             for other in others - {tgid}:
-                with contextlib.suppress(OSError):  # it has ended
+                with contextlib.suppress(OSError):  # the other process has ended
                     is_near = os.path.samestat(namespace, os.stat(self._procfs / str(other) / "ns/pid"))
                     if file and is_near and self._has_mapped(other, file):
                         found |= _threads_by_own_id(self._procfs / str(other) / "task")
@@ -231,7 +232,8 @@ def _own_id(thread: Path) -> int:
 def _stored_owner(memory: int, address: int, kind: str, family: str) -> tuple[int, bool]:
     """The owner's id in a lock, 0 if there is none, and whether it may be a thread of another process.
 
-    `memory` is a descriptor of /proc/PID/mem. Raises OSError, OverflowError or struct.error.
+    `memory` is a descriptor of /proc/PID/mem. Raises OSError, OverflowError or struct.error if the lock
+    cannot be read.
     """
     if family == "rwlock":
         base = address - (WRITERS_AT if address % 8 else PHASE_AT)

@@ -63,7 +63,7 @@ GROWN_BYTES = 4 << 20
 """When _Process.memory has grown by more than these bytes, the memory of all processes is checked without
 delay."""
 WEIGHED_EVERY = 64
-"""New processes between two checks of the memory for all remembered processes, which may be thousands."""
+"""New processes between two checks of how much memory all remembered processes, maybe thousands, take."""
 PI = "pi"
 """The kind of a lock with priority inheritance."""
 GLIBC_COND = "glibc cond"
@@ -92,7 +92,7 @@ They are named anew when the perf map has changed. The time doubles with each ch
 while it is being written soon changes again.
 """
 NAMELESS = Frame(JIT_OBJECT, "", JIT_OBJECT)
-"""A function that was compiled while the program ran, and that no file names."""
+"""The frame of a function that was compiled while the program ran, and whose name is in no file."""
 _JAVA_SITE = re.compile(
     r"(?!libj(?:vm|li)\.so\b|libc\b|\[jit\](?!:.*\.)"
     r"|\[jit\]:(?:java\.util\.concurrent\.locks|jdk\.internal|sun\.misc|java\.lang\.Object)\.)."
@@ -245,7 +245,7 @@ class UserNames:
         return self._static(self._read_process(tgid).space, address, "")
 
     def go_waited_ns(self, tgid: int) -> int:
-        """Nanoseconds that goroutines of a Go program have waited for mutexes, as its runtime counted.
+        """Nanoseconds that goroutines of a Go program have waited for mutexes, as Go's runtime counted them.
 
         -1 if the number cannot be read: before Go 1.20, or without symbols or debugging information.
         """
@@ -320,7 +320,7 @@ class UserNames:
         capture: Capture | None,
         stack: list[tuple[int, Frame]],
     ) -> UserLock:
-        """Name the lock for any wait but those of Java; `stack` has the address of each frame."""
+        """Name the lock for any wait but those of Java; `stack` has each frame with its address."""
         frames = [frame for _, frame in stack]
         judgement = judge(frames, _expected_value(capture))
         # Without debug symbols, a thread that is back from a condition variable and waits for its mutex looks
@@ -381,10 +381,10 @@ class UserNames:
             if located:
                 library, bias = located[0], place - located[1]
                 if process.hotspot is None or process.hotspot.bias != bias:
-                    # After an exec the numbers of its waits stand for other classes.
+                    # After an exec the numbers of the process's waits stand for other classes.
                     process.generation += process.hotspot is not None
                     process.hotspot = HotSpot(process.directory, library, bias)
-                process.hotspot.library = library  # the cache may have closed the library from before
+                process.hotspot.library = library  # ObjectCache may have closed the former one
                 break
         return process.hotspot
 
@@ -430,7 +430,7 @@ class UserNames:
     def _read_code(self, tgid: int, max_age: float = REREAD_SECONDS) -> _Process:
         """What is remembered of a process, with the present names of JIT-compiled code if it has a JVM."""
         process = self._read_process(tgid, max_age)
-        if process.hotspot:  # the JVM's own threads wait regularly, so that this happens often enough
+        if process.hotspot:  # called often enough, as the JVM's own threads wait regularly
             process.jit.refresh(process.space.jit_dumps)
         return process
 
@@ -446,13 +446,13 @@ class UserNames:
         return process
 
     def _note_growth(self, process: _Process) -> None:
-        """Make room if what is remembered of a process has become much more: a memory map, or a perf map."""
+        """Make room if what is remembered of a process, such as a perf map, has grown by GROWN_BYTES."""
         if process.memory > process.weighed + GROWN_BYTES:
             process.weighed, self._until_weighed = process.memory, 0
             self._make_room()
 
     def _make_room(self) -> None:
-        """Forget processes if there are too many, or they take too much memory, but not the newest."""
+        """Forget the least recently used processes if there are too many, or if they take too much memory."""
         while len(self._processes) > MAX_PROCESSES:
             self._processes.popitem(last=False)
         self._until_weighed -= 1
@@ -590,7 +590,7 @@ def _expected_value(capture: Capture | None) -> int:
 def _has_shorter_cond(space: AddressSpace, stack: Sequence[tuple[int, Frame]]) -> bool:
     """Whether the condition variable in which a thread waits is one of glibc 2.41 or later.
 
-    `stack` has the address of each frame. False may be wrong for a program into which glibc was linked
+    `stack` has each frame with its address. False may be wrong for a program into which glibc was linked
     statically, as such a program has only those functions of glibc that it uses.
     """
     place = next((place for place, frame in stack if "pthread_cond" in frame.function), 0)
