@@ -242,7 +242,7 @@ class Resolver:
         self._send_settings()
 
     def _send_settings(self) -> None:
-        if not self._is_resting:  # the next namer begins with these settings
+        if not self._is_resting:  # after a rest, the next namer starts with the present settings anyway
             self._reload = Reload(log.getEffectiveLevel(), self._share, self._held)
 
     def answers(self) -> list[Answer]:

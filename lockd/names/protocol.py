@@ -200,7 +200,7 @@ class UserLockSeen:
     """Asks for the name of the lock at `address` in process `tgid`, for which thread `tid` blocked."""
 
     key: int
-    """A number of the sampler's for the lock, which the answer repeats."""
+    """The sampler's number for the lock. The answer repeats it."""
     tgid: int
     tid: int
     address: int
@@ -215,7 +215,7 @@ class UserLockSeen:
         return _with_capture("user", self)
 
     def fallback(self) -> Answer:
-        """The answer where the namer has none."""
+        """The answer to use if the namer gives none."""
         return LockAnswer(self.key, True, ANON, "", kind=self.guess, is_provisional=True)
 
     @property
@@ -229,7 +229,7 @@ class KernelLock:
     """Asks for the name of the kernel's lock at `address`, for which a thread waited in `stack`."""
 
     key: int
-    """A number of the sampler's for the lock, which the answer repeats."""
+    """The sampler's number for the lock. The answer repeats it."""
     address: int
     lock_type: str
     """A value of the label `type`."""
@@ -264,7 +264,7 @@ class Owners:
     """Asks which threads hold these locks now."""
 
     token: int
-    """A number of the sampler's for the question, which the answer repeats."""
+    """The sampler's number for the question. The answer repeats it."""
     locks: tuple[OwnedLock, ...]
 
     def encode(self) -> bytes:
@@ -301,7 +301,7 @@ class LockReleased:
     """Asks for the code in process `tgid` that released a lock, given the releasing thread's capture."""
 
     token: int
-    """A number of the sampler's for the question, which the answer repeats."""
+    """The sampler's number for the question. The answer repeats it."""
     tgid: int
     capture: Capture
     python: Addresses = ()
@@ -323,7 +323,7 @@ class KernelLockReleased:
     """Asks for the code that released a kernel lock, if `stack` shows that the thread released one."""
 
     token: int
-    """A number of the sampler's for the question, which the answer repeats."""
+    """The sampler's number for the question. The answer repeats it."""
     stack: tuple[int, ...]
     """Return addresses in the kernel, innermost first."""
 
@@ -343,7 +343,7 @@ class ThreadCaptured:
     """Asks for the functions of a thread's stack, in user space and in the kernel."""
 
     token: int
-    """A number of the sampler's for the question, which the answer repeats."""
+    """The sampler's number for the question. The answer repeats it."""
     tgid: int
     """The thread's process."""
     kernel: tuple[int, ...]

@@ -18,7 +18,7 @@ SAVED_SECONDS = 10.0
 """Seconds of the namer's time that a process or a user may take beyond its share, as for the symbols of a
 large program."""
 FORGOTTEN_AT = 10_000
-"""The number of accounts of processes and users above which those without a debt are forgotten."""
+"""If there are more accounts of processes and users than this, accounts without a debt are forgotten."""
 ROOT, NOBODY = 0, -1
 BENCH, REFUSED = struct.Struct("=qq"), struct.Struct("=Q")
 

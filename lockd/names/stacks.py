@@ -63,7 +63,7 @@ class StackNames:
         return self._symbols.neighbours("asm_common_interrupt", is_interrupt)
 
     def read_mappings(self, tgids: Iterable[int]) -> None:
-        """Remember what these processes have mapped, for when they are gone."""
+        """Remember what these processes have mapped, so that names can be found after they have ended."""
         for tgid in tgids:
             self._user_names.read_mappings(tgid)
 

@@ -57,9 +57,10 @@ class Processes:
         self._second = self._asks = 0
 
     def learn(self, tgid: int, cgroup: int, comm: bytes, kernel_thread: bool) -> Name:
-        """Learn and return the name that a thread group had when one of its events was first counted.
+        """Return the name of a thread group by the cgroup and the comm of one of its events.
 
-        Events under an old and a new name come in any order. procfs decides which name is the new one.
+        Events under an old and a new name come in any order. The returned name is remembered, unless procfs
+        shows that the comm remembered before is the newer one.
         """
         name = self._kernel(text(comm)) if kernel_thread else (self._unit(cgroup, tgid), text(comm))
         known = self._known.get(tgid, name)

@@ -55,7 +55,8 @@ class Units:
         `cgroup_id` is 0 if it is unknown.
         """
         unit = self._find(cgroup_id, tgid)
-        # Some of a unit's cgroups say less than others, such as that of a container's monitor.
+        # A unit can have several cgroups, and some say less of it than others, such as that of a container's
+        # monitor. What says most is kept.
         if unit.name and unit.said >= self.known.get(unit.name, NO_UNIT).said:
             self.known[unit.name] = unit
         return unit.name

@@ -38,12 +38,12 @@ frame points to, to the one after the call. The interpreter's C stack has the ad
 MOST_SEEN = 128
 """The largest number of remembered places at which threads of one process were seen to wait."""
 PLACE_BYTES, WORD_BYTES = 1500, 150
-"""About how many bytes a remembered place takes, and each of its words on the stack, without the names in its
-frames. Most places have a few words; a stack full of pointers to one frame has hundreds."""
+"""About how many bytes a remembered place takes without the names in its frames, and how many each of its
+_Place.words adds. Most places have a few words; a stack full of pointers to one frame has hundreds."""
 TRIES, TRY_SECONDS = 5, 0.001
 """Further attempts to read the frames of a thread in the same wait, and the seconds before each."""
 IMPATIENT_SECONDS = 0.1
-"""Seconds after the further attempts for one wait, in which no wait of the same process gets further ones."""
+"""Seconds after the further attempts (TRIES) for one wait, in which other waits of the process get none."""
 USER_END = 1 << 47
 LOWEST = 1 << 16
 """The least address at which an object is looked for."""
@@ -133,8 +133,8 @@ def judge_python(frames: Sequence[PythonFrame], waited_for: str = "") -> PythonW
 def label(frame: PythonFrame) -> str:
     """The text for a function, `file:function`, such as `app.py:Registry.put`; at most MOST_LABEL characters.
 
-    The file's path is shown from the package or the standard library's directory on, else without directory:
-    it is the same on every host.
+    The file's path is shown from the package or the standard library's directory on, else without directory,
+    so that the label is the same on every host.
     """
     return shortened(f"{_shown_file(frame.file)}:{frame.function}", MOST_LABEL)
 
@@ -166,8 +166,8 @@ def _kind(frames: Sequence[PythonFrame], waited_for: str) -> str:
 
 
 def _site(frames: Sequence[PythonFrame]) -> str:
-    """The label of the innermost function that is not locking code; else of the outermost one that not every
-    thread has; empty without one."""
+    """The label of the innermost function that is not locking code. If all are locking code: of the outermost
+    one that is not in every thread's stack; empty if there is none."""
     inside = []
     for frame in frames:
         module, function = _module_and_function(frame)
@@ -182,7 +182,7 @@ def _site(frames: Sequence[PythonFrame]) -> str:
 
 
 def _module_and_function(frame: PythonFrame) -> tuple[str, str]:
-    """A module's path in the standard library, empty for any other module; the function's bare name."""
+    """A function's module (path in the standard library, or `<frozen NAME>`, else empty) and bare name."""
     library = _LIBRARY.fullmatch(frame.file)
     module = library[1] if library else frame.file if frame.file.startswith("<frozen ") else ""
     return module, frame.function.rpartition(".")[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 MOST_TID = 1 << 22
 """PID_MAX_LIMIT of the kernel: a larger number is not the id of a thread."""
 MOST_THREADS = 10_000
-"""The number of threads above which a process in a pid namespace of its own gets no ids translated."""
+"""If a process in a pid namespace of its own has more threads than this, their ids are not translated."""
 MOST_REMEMBERED = 100_000
 """The most threads that are remembered, of all processes in pid namespaces of their own together."""
 READING_SHARE = 20
@@ -222,7 +222,7 @@ def _threads_by_own_id(task: Path) -> dict[int, int]:
 
 
 def _own_id(thread: Path) -> int:
-    """The id of a thread in its own pid namespace; 0 if the thread, whose directory this is, has ended."""
+    """The id of a thread in its own pid namespace, given its directory in procfs; 0 if it has ended."""
     try:
         return _ids(thread / "status")[-1]
     except (OSError, IndexError):

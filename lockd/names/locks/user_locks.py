@@ -162,7 +162,7 @@ class _Process:
     def note_names(self, now: float) -> None:
         """Begin a new generation if a perf map has come or changed, but not too often.
 
-        `now` is a time of time.monotonic(), in seconds.
+        With a new generation all locks are named anew. `now` is a time of time.monotonic(), in seconds.
         """
         if self.jit.reads != self._names_read and now >= self._rename_at:
             self._names_read, self._rename_at = self.jit.reads, now + self._rename_wait
