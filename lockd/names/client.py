@@ -481,7 +481,7 @@ class Namer:
         return True
 
     def receive(self) -> list[bytes]:
-        """Every message that has arrived. If there is none and the socket is closed, see _note_closed()."""
+        """Every message that has arrived. If there is none and the socket is closed, calls _note_closed()."""
         messages: list[bytes] = []
         while True:
             try:

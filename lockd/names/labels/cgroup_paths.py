@@ -144,7 +144,8 @@ def _container_of(path: str) -> Unit | None:
 
 
 def _service_of(path: str) -> Unit | None:
-    """The outermost service or scope in the path of a cgroup; None if there is none."""
+    """The outermost service or scope in the path of a cgroup, for a user's manager the one that it runs; None
+    if there is none."""
     path = path.removesuffix(DELETED)
     units = list(SERVICE.finditer(path))
     if not units:

@@ -208,7 +208,7 @@ def shown_stack(stack: Sequence[Frame], functions: Sequence[str]) -> list[str]:
 def called_by_python(stack: Sequence[Frame]) -> list[Frame]:
     """The C functions on top of a stack, up to the one that evaluates Python code.
 
-    If that one has no name, only the locking code on top is certain to have been called by it.
+    If that function has no name, only the locking code on top is certain to have been called by it.
     """
     end = next((i for i, frame in enumerate(stack) if frame.function.startswith(EVALUATES)), 0)
     return list(stack[:end] or takewhile(_is_locking, stack))

@@ -462,9 +462,9 @@ WRAPPERS = {
 }
 """By family of locks, the wrappers of unknown programs, recognised by words in their names.
 
-Programs wrap the locks of the C library in functions and classes of their own. A name with both words, the
-sort of lock and how it is taken, is a wrapper. `lock_accounts` and `Registry::lock` are not: they are places
-where a thread waits.
+Programs wrap the locks of the C library in functions and classes of their own. A name with a word for the
+sort of lock and a word for how it is taken is a wrapper. `lock_accounts` and `Registry::lock` are not: they
+are places where a thread waits.
 """
 
 RELEASING = r"""
