@@ -24,8 +24,8 @@ from lockd.sample.budget.spending import ProgramTimes
 from lockd.sample.saved_state import SavedState
 
 CAPTURES = "captures"
-"""The pair whose entries are not kept to be folded: each is a question to the namer, which has to be asked
-while the process lives."""
+"""The pair of captures. Its entries are not folded: each is a question to the namer, which has to be asked
+while the captured thread's process lives."""
 BLOCKED_PROCESSES = "blocked_processes"
 RELEASES, REFUSED_RELEASES = "releases", "refused_releases"
 RELEASE_RECORD, KERNEL_RELEASE_RECORD = "release_record", "kernel_release_record"
@@ -46,27 +46,28 @@ LONGEST_SPIN_NS = 10_000_000_000
 skipped the program, because a program was running on that CPU already (reason `recursion` of
 lockd_dropped_events_total)."""
 DRAIN_ALL_EVERY = 101
-"""One window in so many has all its maps drained, marked or not: a program that was held up for longer than
-the grace period may have added an entry late. It is odd, so that both maps of a pair have their
+"""In one window of so many, all maps are drained, marked or not: a program that was held up for longer than
+the grace period may have added an entry late. The number is odd, so that both maps of a pair have their
 turn."""
 
 BASE, END = 0, 1
-"""Positions of the two words before the rows of a backlog: the number of the row in the first place, and that
-of the next row to be drained."""
+"""Positions of the two words before the rows of a backlog: the number of the row that is stored first, and
+the number that the next drained row gets."""
 WORDS_BYTES = 16
 MOST = 1 << 60
 """Highest number that a row can have, counted from the first row ever: more than there will ever be."""
 
 
 class Backlog:
-    """Rows of one pair of maps, of which `table` is one, that were drained and are not folded; oldest first.
+    """The rows of one pair of maps that were drained and are not folded, oldest first.
 
-    There is room for two full maps and `more` rows. Memory is allocated once, and resident once it was used.
+    `table` is one of the two maps. There is room for two full maps and `more` rows. Memory is allocated once,
+    and resident once it was used.
 
     Rows are numbered from the first row ever drained. If the memory is in the file of `saved`, rows stay
-    there until forget_folded(), and the next sampler finds all rows that are not in the saved counts. To that
-    end each method takes effect by the change of one of two words in the file (BASE and END), at whatever
-    moment the process may end. Raises ValueError if these words make no sense.
+    there until forget_folded(), and the next sampler finds all rows that are not in the saved counts. So that
+    this holds whenever the process ends, each method takes effect by the change of one of two words in the
+    file (BASE and END). Raises ValueError if these words make no sense.
     """
 
     def __init__(self, table: HashMap, more: int, saved: SavedState | None = None) -> None:
@@ -82,13 +83,13 @@ class Backlog:
         self._values = np.frombuffer(memory, table.value, self._room, values_from)
         self._keys_at, self._values_at = self._keys.ctypes.data, self._values.ctypes.data
         self._base, self._end = self._words[BASE], self._words[END]
-        """The number of the row in the first place, and that of the next row to be drained."""
+        """The number of the row that is stored first, and the number that the next drained row gets."""
         if not 0 <= self._base <= self._end <= min(self._base + self._room, MOST):
             raise ValueError(
                 f"drained rows: {self._base} to {self._end}; rule: ascending, at most {self._room}"
             )
         self.first = self._needed_from = self._base
-        """The number of the next row to be folded, and that of the first row that must not be overwritten."""
+        """The number of the next row to be folded, and the number of the first row that must be kept."""
 
     def __len__(self) -> int:
         return self._end - self.first
@@ -152,7 +153,7 @@ class Backlog:
             self._set_base(self._end)
 
     def go_back(self, first: int) -> None:
-        """Have take() return all rows from number `first` on. Raises ValueError if some are overwritten."""
+        """Have take() begin with row number `first` again. Raises ValueError if the backlog lacks it."""
         if not self._base <= first <= self._end:
             raise ValueError(
                 f"drained rows: those before {self._base} are gone; rule: all are kept from {first} on"
@@ -177,7 +178,7 @@ class Collector:
 
     Maps that programs write to must be drained before they are full. Folding has a fixed cost, much
     of it numpy's. Drained rows are therefore kept and folded together: every second, or when there are many,
-    or when somebody asks.
+    or when the exporter asks.
 
     The programs mark the pairs that they add to (Written). Where nothing is marked there is nothing to do: no
     window ends, no grace period begins, and drain() makes no system call.
@@ -228,14 +229,14 @@ class Collector:
         self._on_cpu: Entries = np.empty(0, np.uint64), np.empty(0, np.uint32)
         """The threads that were on a CPU when the table of threads was last read, and their processes."""
         self._missing: set[int] = set()
-        """Processes of threads in `_on_cpu` that were gone at the last forget_vanished()."""
+        """Those processes in `_on_cpu` that had ended when forget_vanished() was last called."""
         self.abandoned = 0
         """The number of holds of kernel locks that will never end because their threads are gone."""
         self.known_locks, self.hotspots = hashes.get("known_locks"), hashes.get("hotspots")
         """The map of locks that were captured, and the map of processes with HotSpot, a Java machine; None if
         futex calls are not measured."""
         self.cpythons = hashes.get("cpythons")
-        """The map of processes of CPython; None if neither releases of user-space locks nor waits are
+        """The map of processes with CPython; None if neither releases of user-space locks nor waits are
         sampled."""
         self.backlogs = {
             name: Backlog(pair[0], FOLDED_ROWS, self._saved)
@@ -257,12 +258,12 @@ class Collector:
         )
         """The run time of the programs; it decides which periods are timed."""
         self.capacities = {name: pair[0].entries for name, pair in self._maps.pairs.items()}
-        """The most entries that a map can have, by its name; for a pair, that of each of its maps."""
+        """The most entries of a map, by the map's name. For a pair it is the most entries of each map."""
         for table in (self._threads, self._kernel_holding):
             if table:
                 self.capacities[table.name] = table.entries
         self.entries = dict.fromkeys(self.capacities, 0)
-        """The number of entries when the map was last read or drained, by the names of `capacities`."""
+        """For each name in `capacities`, the number of entries when the map was last read or drained."""
 
     @property
     def largest(self) -> int:
@@ -288,9 +289,9 @@ class Collector:
         """Drain the window that has ended, if there is one, and end the current window if that is due.
 
         Returns False if nothing could be done, because the grace period has not passed and a program may
-        still write to the idle maps. An event is drained by the time that three calls after it have returned
-        True, unless its window has few entries, and so may go on (add_entry() in
-        lockd/bpf/include/common.bpf.h).
+        still write to the idle maps. An event is drained once three later calls have returned True. It may
+        take more calls if the window of the event has few entries, because such a window may last longer
+        (add_entry() in lockd/bpf/include/common.bpf.h).
         """
         self.control.set_timed(self.program_times.begin_period())
         if not self._maps.is_settled:
@@ -340,8 +341,8 @@ class Collector:
         return self._maps.written.has_wait_since(window)
 
     def forget_names(self) -> None:
-        """Forget which locks were captured and which language runtimes were looked up, so that both are done
-        again: only the sampler before this one knew the results."""
+        """Empty the maps of captured locks and of processes with a language runtime, so that locks are
+        captured and runtimes looked up again: only the sampler before this one knew the results."""
         for table in (self.known_locks, self.hotspots, self.cpythons):
             if table:
                 table.drain(self._maps.buffers)
@@ -365,12 +366,12 @@ class Collector:
     def threads(
         self, are_wanted: Callable[[Columns], npt.NDArray[np.bool_]] | None = None
     ) -> tuple[Entries, Columns]:
-        """Return the ids and the `struct thread` of the living threads that were switched out since lockd
-        started, and the ids of all processes in the table.
+        """Return the entries of the map `threads`, and the ids of all processes in it. The map has the living
+        threads that were switched out since lockd started: their ids and their `struct thread`.
 
-        Threads whose entry changes while the table is read are missing. So are threads for whose `struct
-        thread` `are_wanted` returns false; if no thread is wanted, the table is read only once. The process
-        ids are not reduced in this way.
+        Threads whose entry changes while the map is read are missing. So are threads for whose `struct
+        thread` `are_wanted` returns false; if no thread is wanted, the map is read only once. The process ids
+        are those of all threads nevertheless.
         """
         buffers = self._maps.buffers
         tids, threads = map(structs.copy, self._threads.read(buffers))
@@ -385,7 +386,7 @@ class Collector:
         return (tids.astype(np.uint32), threads), tgids
 
     def forget_vanished(self, is_gone: Callable[[int], bool]) -> None:
-        """Delete the entries of threads that ended under another thread id. Call threads() before.
+        """Delete the entries of threads that ended under another thread id. threads() must be called before.
 
         A thread that calls exec gets the id of the thread-group leader. If the exec fails after that, the
         programs see the thread end under the leader's id. The entry of its first id then says for ever that
@@ -428,7 +429,8 @@ class Collector:
         self._kernel_waits.delete(keys)
 
     def kernel_holding(self) -> Entries | None:
-        """Return the kernel locks that are held or asked for; None if holds are not measured."""
+        """Return an entry for each kernel lock that a thread holds or tries to take; None if holds are not
+        measured."""
         if not self._kernel_holding:
             return None
         keys, holding = self._kernel_holding.read_steady(self._maps.buffers)

@@ -48,7 +48,7 @@ class Folding:
         note_futex_calls: Callable[[Columns], None],
         first_process_id: int,
     ) -> None:
-        """`note_futex_calls(keys)` is called with the keys of futex calls; it gets each drained entry once.
+        """`note_futex_calls(keys)` gets the key of each drained entry of futex calls, once.
 
         A thread id in a key stands for a whole process if it is `first_process_id` or more.
         """
@@ -69,8 +69,8 @@ class Folding:
         """The number of futex calls in `_undecided`."""
 
     def save(self) -> tuple[dict[str, int], dict[str, npt.NDArray[Any]]]:
-        """Return the number of the next entry to fold of each pair, and the entries that are held back, their
-        `keys` and `values` as 64-bit words."""
+        """Return two dicts: for each pair the number of its next entry to fold; and `keys` and `values` of
+        the entries that are held back, as 64-bit words."""
         first = {name: backlog.first for name, backlog in self._collector.backlogs.items()}
         keys, values = self._undecided or (np.zeros(0, np.int64), np.zeros(0, np.int64))
         return first, {"keys": keys.view(np.int64), "values": values.view(np.int64)}
@@ -78,7 +78,7 @@ class Folding:
     def restore(self, first: Mapping[str, int], undecided: Mapping[str, npt.NDArray[Any]]) -> None:
         """Go on with what save() of another sampler returned.
 
-        Raises ValueError if entries that it had not folded are gone.
+        Raises ValueError if entries that the other sampler had not folded are gone.
         """
         for name, backlog in self._collector.backlogs.items():
             backlog.go_back(first[name])
@@ -100,7 +100,8 @@ class Folding:
             self._undecided, self._undecided_since, self.undecided_calls = None, since[:0], 0
             self._fold(FUTEX, self._hold_back(rows, since, now), now)
         while any(self._backlogs.values()):
-            # Each call reads the clock again, so that a full table can drop rows of the call before.
+            # Each call reads the clock again. A full table drops no rows that were used at the time of this
+            # call, but may drop rows that only the call before used.
             self.fold_some(MOST_ROWS)
 
     def fold_some(self, most: int = FOLDED_ROWS) -> None:

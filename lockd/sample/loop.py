@@ -103,7 +103,7 @@ class Loop:
             left = (due - time.monotonic_ns()) / NS
             waiting = [self._wakeup, *([self.control] if self.control and messages > 0 else [])]
             ready, _, _ = select.select(waiting, [], [], max(left, 0))
-            if self._stopped:  # then it does not matter that the exporter has ended as well
+            if self._stopped:  # if the exporter has ended as well, it no longer matters
                 return
             if self._wakeup in ready:
                 self._wakeup.recv(MESSAGE_BYTES)
@@ -151,7 +151,7 @@ class Loop:
             asker, _ = self._settling[0]
             try:
                 asker.send(SETTLED)
-            except BlockingIOError:  # tried again once the exporter has read earlier answers
+            except BlockingIOError:  # try again when the exporter has read earlier answers
                 break
             except OSError as error:  # as in _send(): the exporter has closed its end, for instance
                 log.warning("the control socket to the exporter failed: %s", error)
@@ -169,7 +169,7 @@ class Loop:
         except OSError as error:
             # There is no memory or no descriptor, or the kernel refuses to pass a descriptor (ETOOMANYREFS):
             # root's processes have sent more than RLIMIT_NOFILE descriptors that nobody has received yet.
-            # The error may pass. The exporter gets an answer, because it sends no other request before that.
+            # The error may pass. The exporter gets an answer even so: it sends no other request before that.
             reason = error.strerror
         try:
             control.send(f"no block: {reason}".encode())

@@ -25,7 +25,8 @@ from lockd.sample.series.series import Series
 from lockd.sample.series.unit_info import FAMILY
 
 SAVED = ("started", "ticks", "taken_over", "interrupted_drains")
-"""Attributes of OwnCost that are saved for the next start, besides the durations of ticks."""
+"""Attributes of OwnCost that are saved for the next start, besides the durations of ticks and the counters of
+OwnCost.read()."""
 
 
 class TickTimes:
@@ -66,8 +67,8 @@ class OwnCost:
         self._resolver, self._exporter = resolver, exporter
         self._procfs = procfs
         self.started = time.time()
-        """When counting began, in Unix time: at the last start that did not take over the counts of
-        another."""
+        """When counting began, in Unix time: at the last start that took over no counts of an earlier
+        sampler."""
         self.work, self.late = TickTimes(slots), TickTimes(slots)
         """How long ticks took, and how late they began."""
         self.ticks = 0
@@ -78,16 +79,16 @@ class OwnCost:
         self.wait_samples: SampleCounts | None = None
         """The counts of sampled waits off the CPU; None if the programs sample none."""
         self.undecided_calls = 0
-        """Futex calls that are not counted yet because the names of their locks are being looked up."""
+        """The number of futex calls that wait to be counted until the names of their locks are looked up."""
         self.taken_over = {"end": 0, "crash": 0}
-        """Starts that took over the counts of another sampler, by how that sampler ended."""
+        """The number of starts that took over the counts of an earlier sampler, by how that sampler ended."""
         self.interrupted_drains = 0
-        """Starts that took over the counts of a sampler which ended during a drain, so that rows may be
-        lost."""
+        """The number of starts that took over the counts of a sampler which ended during a drain, so that
+        rows may be lost."""
         self._reload_was_successful, self._reloaded, self._keys_waiting = True, time.time(), 0
         self._before: dict[str, float] = {}
-        """What read() is to add to its counters: those that the sampler whose counts were taken over saved
-        last."""
+        """The counters of read() that an earlier sampler saved, if its counts were taken over. read() adds
+        them to those of this process."""
         self.read()
 
     def note_reload(self, was_successful: bool, keys_waiting: int) -> None:
@@ -132,7 +133,7 @@ class OwnCost:
         self._others = {name: value + self._before.get(name, 0) for name, value in now.items()}
 
     def _read_samples(self) -> dict[str, float]:
-        """Return the counters of samples that this process keeps; they begin at 0 in the next process."""
+        """Return those counters of samples that are kept in this process, and begin at 0 in the next one."""
         counters: dict[str, float] = {}
         for sort, samples in self._samples:
             refused, refused_ns = samples.refused_here
@@ -143,7 +144,7 @@ class OwnCost:
 
     @property
     def _samples(self) -> list[tuple[str, SampleCounts]]:
-        """The samples of each sort that the programs take; the sort is a part of the metrics' names."""
+        """For each sort of samples that the programs take: its word in the metrics' names, and its counts."""
         sorts = (("holder", self.releases), ("wait", self.wait_samples))
         return [(sort, samples) for sort, samples in sorts if samples]
 

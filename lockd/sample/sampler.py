@@ -60,8 +60,8 @@ from lockd.sample.wait_samples import WaitSamples
 log = logging.getLogger(__name__)
 
 WINDOWS = 3
-"""Ticks after Collector.end_window() by which all earlier events are drained: their window ends, a grace
-period passes (lockd/kernel/pairs.py), and the window is drained."""
+"""So many calls of Collector.drain() that return True drain all events before a Collector.end_window(): their
+window ends, a grace period passes (lockd/kernel/pairs.py), and the window is drained."""
 HOUSEKEEPING_SECONDS = 10.0
 LONGEST_UNFOLDED = 10.0
 """Seconds after which drained rows are folded even if all are about lockd and kernel threads, and so are not
@@ -292,7 +292,7 @@ class Sampler:
         self._saved.is_draining = False
 
     def save(self, is_end: bool = False) -> None:
-        """Save the counts for the next start, with the number of the first row that they do not contain.
+        """Save the counts for the next start, with the number of each pair's first row that is not in them.
 
         `is_end` says that nothing is counted afterwards.
         """
@@ -360,7 +360,7 @@ class Sampler:
 
     @property
     def _form(self) -> list[Any]:
-        """Describes the form of the saved counts: a sampler can take over counts of the same form only."""
+        """The form of the saved counts: a sampler can take over only counts of its own form."""
         limits = self._limits
         bounds = [limits.max_lines, limits.top_locks, list(limits.buckets_us)]
         return [FORMAT, bounds, {series.family: series.form for series in self._series}]
@@ -525,8 +525,8 @@ class Sampler:
         return self.own_cost.ticks + WINDOWS
 
     def has_counted(self, tick: int) -> bool:
-        """Whether all rows that were drained up to that tick, and the samples that were read, are in the
-        aggregates under their final names."""
+        """Fold, and return whether all rows that were drained and all samples that were read up to the tick
+        `tick` are in the aggregates under their final names."""
         if self.own_cost.ticks < tick:
             return False
         self._fold_for_exporter()
@@ -545,8 +545,8 @@ class Sampler:
             self.fold()
 
     def _look_for_refused(self, keys: Columns) -> None:
-        """Report threads that were refused a lock because they would wait for ever (EDEADLK)."""
-        if not self._manifest.counts_futex_calls:  # then no entry has the result of a call
+        """Tell Deadlocks which threads were refused a lock because they would wait for ever (EDEADLK)."""
+        if not self._manifest.counts_futex_calls:  # entries have results of calls only in mode `calls`
             return
         refused = self._lock_waits.find_refused(keys, errno.EDEADLK)
         self._deadlocks.note_refused(*refused, time.monotonic_ns())
@@ -554,9 +554,9 @@ class Sampler:
     def _may_find_news(self) -> bool:
         """Whether a survey is needed before the exporter asks for one.
 
-        It is if threads waited for locks at the last check for deadlocks, may have begun to since the last
-        survey, or if holds of kernel locks are measured. Other waits are read when the exporter asks, and
-        count in the maxima then.
+        It is needed if threads waited for locks at the last check for deadlocks, if threads may have begun to
+        wait for locks since the last survey, or if holds of kernel locks are measured. Other waits are read
+        when the exporter asks, and count in the maxima then.
         """
         return (
             self._deadlocks.has_waits
@@ -623,9 +623,10 @@ class Sampler:
             if places:
                 places.keep(alive)
         if self._user_locks and self._go_waits:
-            # The last answers of processes without advice are kept too: a sampler that has just begun has no
-            # advice yet, but has the answers that the sampler before it saved. Waits in a process while the
-            # filter leaves it out are not counted later.
+            # GoMutexWaits counts the waits from one answer about a process to the next. It keeps the last
+            # answer about a process without advice too: a sampler that has just begun has no advice yet, but
+            # has the answers that the sampler before it saved. Waits in a process while the filter leaves
+            # the process out are not counted later.
             self._go_waits.forget_ended(
                 {tgid for tgid, (_, is_wanted) in zip(alive, identified, strict=True) if is_wanted}
             )

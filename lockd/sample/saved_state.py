@@ -20,11 +20,12 @@ The parts are: the words (DRAINING, NUMBERS, LENGTHS), two places that hold the 
 drained rows.
 """
 DRAINING, NUMBERS, LENGTHS = 0, 1, 3
-"""Positions of the words in the first part: whether a drain is under way (is_draining), the number of the
-block in each of the two places, and the length of each block. The block with the higher number is newer."""
+"""Positions of the words in the first part: one says whether a drain is under way (is_draining), two have
+the numbers of the blocks of counts in the two places, and two the lengths of these blocks in bytes. The block
+with the higher number is newer."""
 LARGEST = 512 << 20
-"""Most bytes of a block of counts. With 10,000 lines in /metrics a block has some two million; with a million
-lines, as many as the configuration allows, it has up to 200 bytes for each."""
+"""Most bytes of a block of counts. With 10,000 lines in /metrics a block has some 2 MB. With a million lines,
+the most that the configuration allows, a block has up to 200 bytes for each line."""
 
 
 class SavedState:

@@ -38,7 +38,7 @@ from lockd.sample.locks.releases import (
 from lockd.sample.locks.runtimes import RuntimePlaces
 
 UNKNOWN_STACK = ("[unknown]",)
-"""The functions of a user stack that the namer could not read, as of a process that has ended."""
+"""The functions of a user stack that the namer could not read, for instance because the process had ended."""
 REMEMBERED_SECONDS = 600.0
 """Seconds after which a stack is named anew: a JIT compiler may have put other code there, and modules of the
 kernel may have come and gone. No namer is started for this: until one runs, the stack keeps its functions. It
@@ -61,8 +61,8 @@ MOST_WAITING = 1024
 THREADS_AT_FIRST = 1000
 """The number of threads that are assumed to wait all the time, for the pace of the first samples."""
 WAITS_PER_SAMPLE, QUIET_PART = 30, 10
-"""One thread is to be captured for WAITS_PER_SAMPLE waits, but in a second no more than the configured number
-and no fewer than 1/QUIET_PART of it: a quiet host has fewer captures than configured."""
+"""One thread is to be captured for every WAITS_PER_SAMPLE waits, but in a second no more threads than the
+configured number and no fewer than 1/QUIET_PART of it: a quiet host has fewer captures than configured."""
 
 
 @dataclass
@@ -70,7 +70,8 @@ class NamedStack:
     """A captured stack, whose functions may not be known yet."""
 
     asked: float
-    """When the namer was asked (monotonic clock in seconds); ANSWER_SECONDS earlier if it cannot be asked."""
+    """When the namer was asked (monotonic clock in seconds). If the question could not be put, it is
+    ANSWER_SECONDS earlier: no answer will come."""
     user: tuple[str, ...] | None = None
     """Functions in user space, innermost first; None while they are not known."""
     kernel: tuple[str, ...] | None = None
@@ -79,7 +80,7 @@ class NamedStack:
     """Whether the wake-up was made by an interrupt while the captured thread ran, and not by this thread."""
 
     def is_ready(self, now: float) -> bool:
-        """Whether its functions are known, or the namer has taken too long to name them."""
+        """Whether the stack's functions are known, or the namer has taken too long to name them."""
         is_known = self.user is not None and self.kernel is not None
         return is_known or now >= self.asked + ANSWER_SECONDS
 
@@ -90,21 +91,21 @@ class NamedStack:
 
 @dataclass(eq=False)
 class _Known:
-    """Something that the namer has found out, and that it is asked for again when it has expired."""
+    """An answer of the namer. When it has expired, the namer is asked again."""
 
     expires: float
-    """When it expires, by the monotonic clock in seconds."""
+    """When the answer expires, by the monotonic clock in seconds."""
 
     def is_due(self, now: float) -> bool:
-        """Whether to ask the namer again now. If so, it expires again AGAIN_SECONDS later, unless an answer
-        comes."""
+        """Whether the answer has expired, so that the namer is to be asked again now. If so, it is next due
+        AGAIN_SECONDS later."""
         if now < self.expires:
             return False
         self.expires = now + AGAIN_SECONDS
         return True
 
     def is_forgotten(self, now: float) -> bool:
-        """Whether it has not been looked up for REMEMBERED_SECONDS since it expired."""
+        """Whether the answer expired REMEMBERED_SECONDS ago, and nobody has called is_due() since."""
         return now >= self.expires + REMEMBERED_SECONDS
 
 
@@ -146,8 +147,8 @@ class _UserStack(_Known):
 def find_returns(words: memoryview, frames: tuple[int, ...], returns: tuple[int, ...]) -> Recognition | None:
     """Find out how a stack is recognised; None if not all of its return addresses are found.
 
-    `words` and `frames` are those of its capture, as in Recognition.is_same(). `returns` are the addresses at
-    which its functions will continue, the innermost one first.
+    `words` and `frames` are those of the stack's capture, as in Recognition.is_same(). `returns` are the
+    addresses at which the functions of the stack will continue, the innermost one first.
     """
     places: list[tuple[int, int]] = []
     at = -1
@@ -165,14 +166,15 @@ _Place = tuple[int, tuple[int, ...]]
 
 
 _NewStack = tuple[tuple[int, int, tuple[int, ...]] | None, tuple[int, ...]]
-"""The parts of a stack by which it is recognised while it has no functions. The first part is for user space:
-the process, the address at which the thread will continue, and the code objects of its Python functions. The
-second part has the return addresses in the kernel. A part whose functions are known is left out."""
+"""The parts of a stack by which it is recognised while its functions are not known. The first part is for
+user space: the process, the address at which the thread will continue, and the code objects of its Python
+functions. The second part has the return addresses in the kernel. A part whose functions are known is None or
+empty."""
 
 
 @dataclass
 class _Question:
-    """A question to the namer, and what is to be remembered of the answer."""
+    """A question to the namer about a stack, with what is needed to note the answer."""
 
     stack: NamedStack
     tgid: int
@@ -180,11 +182,11 @@ class _Question:
     python: tuple[int, ...]
     kernel: tuple[int, ...]
     known: _UserStack | None
-    """What is remembered of the stack in user space, if it is to be named anew."""
+    """The remembered stack in user space, if there is one. An answer about user space replaces it."""
 
 
 class RememberedStacks:
-    """Names captured stacks: stacks that are remembered get their names at once, others from the namer.
+    """Finds the functions of captured stacks: of remembered stacks at once, of others by asking the namer.
 
     A namer takes memory and processor time, so two kinds of questions neither start a namer nor keep one
     running: those about stacks that have expired, as the answer is usually the same, and those about stacks
@@ -196,7 +198,7 @@ class RememberedStacks:
         self._resolver, self._cpythons = resolver, cpythons
         self._tokens = itertools.count(1)
         self._asked: dict[int, _Question] = {}
-        """Questions without an answer by token, the oldest first."""
+        """Questions that have no answer yet, by token, the oldest first."""
         self._user: dict[int, dict[_Place, list[_UserStack]]] = {}
         """Stacks in user space by process and place."""
         self._remembered = 0
@@ -240,7 +242,7 @@ class RememberedStacks:
             place = (tgid, _program_counter(capture), python) if stack.user is None else None
             is_needed = not is_known and not self._is_rare((place, addresses), now)
             if not self._ask(question, is_needed):
-                stack.asked -= ANSWER_SECONDS  # is_ready(): no answer will come
+                stack.asked -= ANSWER_SECONDS  # so that is_ready() is true: no answer will come
         return stack
 
     def _ask(self, question: _Question, is_needed: bool) -> bool:
@@ -269,7 +271,7 @@ class RememberedStacks:
             return None
         words = memoryview(capture["stack"][0].tobytes()[: int(capture["bytes"][0])]).cast("Q")
         frames = tuple(filter(None, capture["frames"][0].tolist()))
-        # If several match, the one that was named last counts.
+        # If several remembered stacks match, the one that was named last counts.
         return next((one for one in reversed(stacks) if one.recognition.is_same(words, frames)), None)
 
     def note_answer(self, answer: StackAnswer, now: float) -> None:
@@ -469,7 +471,7 @@ class WaitSamples(SampleCounts):
         waker, weight_ns = int(seen["waker"]), int(seen["weight"])
         begun = self._begun.pop(int(seen["tid"]), None)
         process, is_wanted = self._identify(seen["who"])
-        if not is_wanted or weight_ns > MOST_WEIGHT_NS:  # the record was incomplete, see RingReader
+        if not is_wanted or weight_ns > MOST_WEIGHT_NS:  # too large: an incomplete record (RingReader)
             return
         if begun is None or begun.began_ns != int(seen["began"]) or len(self._waiting) >= MOST_WAITING:
             self._refuse(weight_ns)
@@ -513,8 +515,8 @@ class WaitSamples(SampleCounts):
     def forget_ended_waits(self, threads: Entries) -> None:
         """Forget captured waits that have ended without a sample. `threads` are those of Collector.threads().
 
-        The sample may be in the ring and not read yet. So a wait is forgotten when two calls in a row have
-        not found it.
+        The sample of a wait may be in the ring and not read yet. So a wait is forgotten when two calls in a
+        row have not found its thread in it.
         """
         if not self._begun:
             return

@@ -49,11 +49,12 @@ STEP_SECONDS = 3.0
 """What is added to the savings of programs and sampler at a step up that they cause, in seconds of each
 limit."""
 SETTLED_SECONDS = 2.0
-"""Seconds after a step up before the next one. In the first of them, rows from before the step are folded."""
+"""Least seconds from a change of the level to a step up that programs or sampler cause, except from level 0.
+In the first of them, rows from before the change are folded."""
 NAMER_SECONDS = 120.0
-"""The most that is saved for the namer, in seconds of the budget."""
+"""The most that programs and sampler can save for the namer, in seconds of the budget."""
 NAMER_RETURNS = 60.0
-"""Savings with which a stopped namer goes on, in seconds of the budget."""
+"""The least savings with which a stopped namer may go on, in seconds of the budget."""
 NAMER_SHARE = 0.25
 """The share of the budget that the namer always has, even if programs and sampler leave it less."""
 CALM = 0.75
@@ -63,20 +64,21 @@ PATIENCE, MOST_PATIENCE = 5.0, 320.0
 LASTED = 60.0
 """Seconds after a step down in which a step up doubles the patience."""
 MESSAGE_ID = "b0b05d5db51d435fb6674d086e099d47"
-"""Field of the journal's entry for each change of the level: `journalctl MESSAGE_ID=...` lists them."""
+"""The field MESSAGE_ID of the journal's entries about changes of the level. `journalctl MESSAGE_ID=...` lists
+these entries."""
 
 
 class Savings:
-    """CPU time that was not taken, from 0 to `most`, which is also the value at first.
+    """CPU time that a limit allowed and that was not taken: from 0 to `most`, and `most` at first.
 
-    The unit is a second of the budget: the CPU time that the budget allows in one second.
+    The unit is a second of the limit: the CPU time that the limit allows in one second.
     """
 
     def __init__(self, most: float) -> None:
         self.saved = self._most = most
 
     def add(self, seconds: float) -> None:
-        """Add what was not taken of the budget. A negative number is what was taken beyond it."""
+        """Add what was not taken of the limit. A negative number is what was taken beyond the limit."""
         self.saved = min(max(self.saved + seconds, 0.0), self._most)
 
     @property

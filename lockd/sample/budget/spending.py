@@ -75,9 +75,9 @@ class ProgramTimes:
         return self._began_ns > 0
 
     def busy_cpus(self) -> float:
-        """How many CPUs the programs kept busy in the periods that were timed since the last call.
+        """How many CPUs the programs kept busy on average in the periods that were timed since the last call.
 
-        If no period was timed since, the result is that of the last call.
+        If no period was timed since the last call, the result is the same as then.
         """
         if self._span_ns:
             ns = self._read_ns()
@@ -92,19 +92,19 @@ class RestartedProcess:
     def __init__(self) -> None:
         self._pid = 0
         self.ended_seconds = 0.0
-        """CPU seconds of the processes that have been replaced."""
+        """CPU seconds of the processes that have been replaced, as last read before they ended."""
         self._running_seconds = 0.0
         """CPU seconds of the process that runs, when they were last read."""
 
     def follow(self, pid: int) -> None:
-        """Go on with the process `pid`; 0 if none runs at the moment."""
+        """Read the CPU time of the process `pid` from now on; 0 if no process runs at the moment."""
         self._pid = pid
         self.ended_seconds += self._running_seconds
         self._running_seconds = 0.0
 
     def cpu_seconds(self) -> float:
         if self._pid:
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the process has just ended
                 self._running_seconds = cpu_seconds(self._pid)
         return self.ended_seconds + self._running_seconds
 

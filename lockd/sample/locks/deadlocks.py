@@ -30,11 +30,12 @@ ASKED_AFTER_NS = 10_000_000
 MOST_ASKED = 500
 """Most locks whose holders are asked for at a time."""
 MOST_NAMES = 100
-"""Most processes with a count of deadlocks of their own; the rest count as `other`."""
+"""Most pairs (unit, comm) with a count of deadlocks of their own; the rest count as `other`."""
 MOST_SHOWN = 200
-"""Most deadlocks in the table: the oldest, so that a shown one stays while others come and go."""
+"""Most deadlocks in the table behind /api/v1/deadlocks. The oldest are shown, so that a shown deadlock stays
+while others come and go."""
 MOST_LOGGED = 20
-"""Most deadlocks that are logged in LOG_PERIOD_NS. After it, one line says how many were left out."""
+"""Most deadlocks that are logged in LOG_PERIOD_NS. After this time one line says how many were left out."""
 LOG_PERIOD_NS = 60 * NS
 SHOWN_THREADS = 32
 """Most threads of one deadlock that are shown, in the log and in the table."""
@@ -46,7 +47,7 @@ MOST_REFUSED = 1000
 ID_BYTES = 8
 """Bytes of the identifier of a deadlock."""
 LOST_NS = 120 * NS
-"""Nanoseconds after which an answer about holders is taken to be lost."""
+"""Nanoseconds after which a question about holders that has no answer is taken to be lost."""
 SOON_NS = 500_000_000
 """Nanoseconds from one check to the next if check_soon() was called; else there is one check in a second."""
 NEVER = 1 << 62
@@ -68,7 +69,7 @@ class Deadlock:
     process: Name
     """(unit, comm) of the first thread."""
     is_wanted: bool = False
-    """Whether the filter wants a process of the ring."""
+    """Whether the filter wants at least one process of the ring."""
     locks: set[Lock] = field(default_factory=set)
     """The locks that no thread can get: those of the ring, and those held by threads that wait for them."""
     waiting: int = 0
@@ -77,7 +78,7 @@ class Deadlock:
     is_logged: bool = False
     """Whether it was logged, or left out because there were too many."""
     suspended_ns: int = field(default_factory=suspended_ns)
-    """For how long the host had been suspended when the deadlock was found."""
+    """Nanoseconds for which the host had been suspended since its boot when the deadlock was found."""
 
     @property
     def formed(self) -> int:
@@ -114,7 +115,7 @@ class _Question:
     left_out: Sequence[Lock]
     """Locks that threads waited for as well, but that the question leaves out."""
     kernel_holders: dict[Lock, int]
-    """Holders of locks of the kernel, which are known already."""
+    """For each kernel lock, the thread that held it, found without the namer; 0 if it is not known."""
 
     def covers(self, waits: Waits) -> bool:
         """Whether the answer to this question tells of all rings among these later waits.
@@ -173,7 +174,7 @@ class Deadlocks:
         """How many deadlocks were reported, by the (unit, comm) of the process."""
         self._token = self._skipped = self._checked = 0
         self.has_waits = False
-        """Whether threads waited for locks when that was last looked at."""
+        """Whether threads waited for locks at the last call of check_waits()."""
         self._is_wanted_soon = False
         self._logged = self._left_out = 0
         """How many deadlocks were logged in the current LOG_PERIOD_NS, and how many were left out."""
@@ -188,7 +189,8 @@ class Deadlocks:
 
     @property
     def holders(self) -> dict[Lock, int]:
-        """By lock, the thread that held it when that was last read; 0 where the thread is not known."""
+        """For each lock that is waited for, the thread that held it when its holder was last read; 0 if the
+        thread is not known."""
         return {lock: held.holder for lock, held in self._held.items()}
 
     @property
@@ -221,7 +223,7 @@ class Deadlocks:
             del self._refused[next(iter(self._refused))]
 
     def check_waits(self, waits: Waits, clock: int) -> None:
-        """Note the waits at this moment (monotonic clock in ns), report deadlocks, and ask for holders.
+        """Note the waits at the time `clock` (monotonic, in ns), report deadlocks, and ask for holders.
 
         The waits must have been read after the last call of take_holders().
         """
@@ -282,7 +284,8 @@ class Deadlocks:
             self.take_holders(OwnersAnswer(self._token, ()))
 
     def _confirm(self, waits: Waits) -> None:
-        """Forget rings of which a thread has left its call, and add suspected rings of which none has."""
+        """Forget rings of which a thread has left its call; add suspected rings if no thread has left its
+        call."""
         self._known = {key: known for key, known in self._known.items() if waits.has_all(known.threads)}
         for ring, locks in self._suspected:
             if not waits.has_all(ring):
@@ -296,7 +299,7 @@ class Deadlocks:
         self._suspected = []
 
     def _is_wanted(self, ring: Sequence[Wait]) -> bool:
-        """Whether the filter wants a process of a ring."""
+        """Whether the filter wants at least one process of a ring."""
         return any(self._process(tgid)[1] for tgid in {wait.tgid for wait in ring})
 
     def _report(self, clock: int) -> None:
@@ -363,7 +366,7 @@ class Deadlocks:
         return [self._describe_lock(wait) for wait in deadlock.threads[:SHOWN_THREADS]]
 
     def _thread_rows(self, deadlock: Deadlock, shown: Sequence[LockDescription]) -> list[dict[str, Any]]:
-        """The threads that are shown; `shown` are the descriptions of their locks."""
+        """A table row for each shown thread of a deadlock; `shown` are the descriptions of their locks."""
         holders = [wait.tid for wait in (*deadlock.threads[1:], deadlock.threads[0])]
         return [
             {
@@ -381,7 +384,7 @@ class Deadlocks:
     def save(self) -> dict[str, Any]:
         """Return what was counted and which deadlocks were reported, for restore().
 
-        Those that other samplers reported are among them: this one may not have found them again yet.
+        Deadlocks that only earlier samplers reported are among them: they may not have been found again yet.
         """
         reported = [key for key, deadlock in self._known.items() if deadlock.is_reported]
         before = [key for key in self._reported_before if key not in self._known]

@@ -39,7 +39,7 @@ RUNNING = "running"
 RUNQUEUE = "runqueue"
 """The cause of a wait if the holder was ready to run and had no CPU."""
 LOCK = "lock"
-"""The cause of a wait if the holder waited for another lock itself. It is an off-CPU reason as well."""
+"""The cause of a wait if the holder waited for another lock itself. An off-CPU reason has the same name."""
 UNKNOWN_CAUSE = "unknown"
 """The cause of a wait if it is not known which thread held the lock, or if no thread released it."""
 WAIT_UNIT_NS = 1024
@@ -48,7 +48,7 @@ MOST_NS = 1_000_000_000_000
 """The largest SamplePace.wait_ns: with it, 100,000 threads that wait all the time make 100 samples in a
 second."""
 MOST_WEIGHT_NS = 1 << 60
-"""More nanoseconds than threads can have waited since a release: the bound for the weight of a sample."""
+"""The bound for the weight of a sample: more nanoseconds than threads can have waited since a release."""
 ANSWER_SECONDS = 5.0
 """Seconds after which a release whose code has not been found out has the holder UNKNOWN_HOLDER."""
 MOST_WAITING = 512
@@ -108,7 +108,7 @@ def identify_by(releases: Sequence[Release]) -> Callable[[int, int], tuple[Name,
 
 
 def causes_of(seen: Any, weight_ns: int, reasons: Reasons) -> dict[str, int]:
-    """The parts of a sample's weight by what the holder did; `seen` is its `struct release`."""
+    """The parts of a sample's weight, in ns, by what the holder did; `seen` is its `struct release`."""
     times, absence = seen["times"], seen["times"]["absence"]
     known, ready, blocked = (int(times[name]) for name in ("known", "ready", "blocked"))
     known = max(known, ready + blocked)  # one processor may add to the times while another one reads them
@@ -123,7 +123,10 @@ def causes_of(seen: Any, weight_ns: int, reasons: Reasons) -> dict[str, int]:
 
 
 def _next_lock(absence: Any, tgid: int) -> NextLock | None:
-    """The lock that a holder waited for in an absence; `tgid` is the process that waits for the holder."""
+    """The lock that a holder waited for while it was off the CPU (`absence`); None if it is not known.
+
+    `tgid` is the process that waits for the holder.
+    """
     address = int(absence["lock"])
     return NextLock(0 if absence["in_kernel"] else tgid, address) if address else None
 
@@ -239,7 +242,7 @@ class Releases(SampleCounts):
         self._control, self._resolver, self._identify = control, resolver, identify
         self._tokens = itertools.count(1)
         self._waiting: dict[int, Release] = {}
-        """The releases that take() has not returned, by token, the oldest first."""
+        """The releases that take() has still to return, by token."""
         control.set_wait_per_sample(self._pace.wait_ns // WAIT_UNIT_NS)
 
     def read(self, now: float, tick: int) -> None:
@@ -259,7 +262,7 @@ class Releases(SampleCounts):
         if release := self._waiting.get(answer.token):
             release.holder, release.stack = answer.site or UNKNOWN_HOLDER, answer.stack
             if release.holder == NO_RELEASE and release.causes:
-                # The programs took the thread that woke the waiter for the holder, and said what it did.
+                # The causes are of the thread that woke the waiter. The programs took it for the holder.
                 release.causes, release.next_lock = {UNKNOWN_CAUSE: release.weight_ns}, None
 
     @property

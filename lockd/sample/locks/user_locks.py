@@ -38,7 +38,7 @@ ASKED_AT_ONCE = 100
 LASTING_NS = 100_000_000
 """Nanoseconds after which the namer looks at a thread that waits for a lock in memory that is reused."""
 LASTING_AT_ONCE = 8
-"""Most threads that the namer looks at after one survey (see LASTING_NS). Each takes it some milliseconds."""
+"""Most threads that the namer looks at after one survey (see LASTING_NS), for some milliseconds each."""
 PROVISIONAL_NS = 1_000_000_000
 """Nanoseconds after which a lock in reused memory is captured again if nothing certain was found about it."""
 AGAIN_SECONDS = 3600.0
@@ -68,10 +68,11 @@ class UserLockName(NamedTuple):
 
 
 class UserLocks:
-    """A row for each process, address and guess, which is the lock's kind by the arguments of its calls.
+    """A table of locks: a row for each set of process, address and guess.
 
-    Memory that is used again with another guess is another lock. Rows are found by a hash of these three. Row
-    numbers are valid until the next call that adds rows.
+    The guess is the lock's kind by the arguments of its futex calls. Memory that is used again with another
+    guess is another lock. Rows are found by a hash of these three. Row numbers are valid until the next call
+    that adds rows.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class UserLocks:
     ) -> None:
         """`kinds` are the names of enum futex_kind. `is_wanted(tgid)` is whether to name the process's locks.
 
-        `known_locks` is a map that the programs read, and they capture a lock again after
-        `captured_again_ns`. `hotspots` and `cpythons` take what the namer finds out about processes; the
+        `known_locks` is a map that the programs read. They capture a lock again `captured_again_ns` after its
+        last capture. `hotspots` and `cpythons` take what the namer finds out about processes; the
         latter is None if the programs do not read the memory of CPython.
         """
         self._resolver = resolver
@@ -103,15 +104,15 @@ class UserLocks:
         self._postponed: list[tuple[Columns, Columns]] = []
         """The keys and values of captures that wait for the next tick."""
         self._corrections: set[tuple[int, int]] = set()
-        """Pairs of a guess that was ever wrong and the kind that the lock turned out to be."""
+        """Pairs (guess, kind): the guess was wrong for some lock, which turned out to be of this kind."""
         self._is_corrected = np.zeros(len(kinds), np.bool_)
         """Whether each kind was ever a wrong guess."""
         self._changes: set[tuple[int, int]] = set()
-        """Pairs of a guess and a kind that was found out for it and no longer holds, because the memory has
-        another lock now."""
+        """Pairs (guess, kind): some lock with this guess was found to be of this kind, which no longer holds,
+        because the memory has another lock now."""
         self._is_lock = np.array([kind in ("lock", "pi") for kind in kinds])
         self.refused_captures = 0
-        """The number of captures that were thrown away because the namer had too many questions."""
+        """The number of captures that were thrown away because there were too many to ask the namer about."""
         self._table = Table(
             {
                 "tgid": np.int64,
@@ -181,10 +182,11 @@ class UserLocks:
         return bool(self._postponed)
 
     def _choose(self, tgids: list[int]) -> tuple[list[int], list[int]]:
-        """Return the positions of the captures that are asked for now, and of those that are not.
+        """Return the positions of the captures that are asked for now, and of those without room.
 
-        One lock of each process comes first, then a second of each. A process that begins with hundreds of
-        locks, as a Java machine does, does not keep out the others.
+        Captures of processes that the filter leaves out are in neither list. One lock of each process comes
+        first, then a second of each. A process that begins with hundreds of locks, as a Java machine does,
+        does not keep out the others.
         """
         room = min(CAPTURES_AT_ONCE, self._resolver.room)
         turns, turn = Counter[int](), []
@@ -203,7 +205,7 @@ class UserLocks:
     def note_answer(self, answer: LockAnswer) -> bool:
         """Note the name and kind of a lock that is still remembered, and write its kind for the programs.
 
-        Returns whether its kind is another than was known before. At first that is the guess.
+        Returns whether the answer has changed the lock's kind, which is the guess at first.
         """
         row = int(self._table.find(np.array([answer.key], np.uint64))[0])
         if row < 0:
@@ -218,7 +220,7 @@ class UserLocks:
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
         if is_certain and not is_another:
-            return False  # an answer with another site changes neither name nor kind
+            return False  # name and kind stay: such an answer only adds a site
         if answer.is_provisional and answer.is_reused:
             self._write_kind(row, int(table["kind"][row]), self._captured_again_ns - PROVISIONAL_NS)
         if answer.is_provisional and table["is_answered"][row]:
@@ -237,7 +239,7 @@ class UserLocks:
     def _note_process(self, tgid: int, answer: LockAnswer) -> None:
         if answer.advice:
             self.advice[tgid] = answer.advice
-        elif answer.hotspot:  # its locks have names now; without HotSpot the advice stays
+        elif answer.hotspot:  # locks of a Java machine have names now
             self.advice.pop(tgid, None)
         if answer.hotspot and self._hotspots.of(tgid) != answer.hotspot:
             self._forget_names(tgid, answer.hotspot[HOTSPOT.index("generation")])
@@ -246,7 +248,7 @@ class UserLocks:
             self._cpythons.write(tgid, answer.cpython)
 
     def _forget_names(self, tgid: int, generation: int) -> None:
-        """Forget the names of a Java machine's locks whose numbers are of this generation.
+        """Forget the names of a Java machine's locks whose numbers (JAVA_WAIT_AT) have this generation.
 
         There are only four generations: a new one uses the numbers of an old one again.
         """
@@ -318,7 +320,10 @@ class UserLocks:
         return corrected
 
     def families(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
-        """Return the family of each lock, empty if it is not known; `kinds` are corrected ones."""
+        """Return the family of each lock, such as mutex or rwlock; empty if it is not known.
+
+        `kinds` are corrected ones.
+        """
         table = self._table
         rows = table.find(mix(tgids, addresses, kinds))
         is_other = ((rows < 0) | (table["kind"][rows] != kinds)) & self._is_lock[kinds]
@@ -402,7 +407,7 @@ class UserLocks:
     def _find_corrected(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Rows:
         """Return the row of each lock by its corrected kind, -1 if there is none.
 
-        A row whose kind was corrected to this one goes before a row of which it was the guess.
+        If two rows match, it is the row whose guess was corrected to this kind, not the row with this guess.
         """
         found = self._table.find(mix(tgids, addresses, kinds))
         for guess, kind in self._corrections:

@@ -20,7 +20,7 @@ PI, MUTEX = "pi", "mutex"
 JOIN = "join"
 """The family of a wait for a thread to end. That thread counts as the holder of what is waited for."""
 REFUSED = "refused"
-"""The family of a PI lock that the kernel has refused: no thread will be given it."""
+"""The family of a wait for a PI lock that the kernel has refused: the thread will not be given the lock."""
 
 
 class Wait(NamedTuple):
@@ -61,7 +61,8 @@ class LockDescription(NamedTuple):
 
 
 class Waits:
-    """One wait of each thread. A thread that waits for a kernel lock in a futex call has the kernel wait."""
+    """One wait of each thread. If a thread waits for a kernel lock inside a futex call, only its wait for the
+    kernel lock is kept."""
 
     def __init__(
         self, tids: Columns, tgids: Columns, addresses: Columns, since: Columns, kinds: Columns,
@@ -122,11 +123,11 @@ class Waits:
     def first_waits(
         self, latest: int, most: int, asked_at: Mapping[Lock, int]
     ) -> tuple[list[Wait], list[Lock]]:
-        """Return the oldest wait for each lock, oldest first, and the locks that are left out.
+        """Return the oldest wait for each of at most `most` locks, and the locks that are left out.
 
-        Waits that began after `latest` (monotonic clock in ns) do not count. If there are more than `most`
-        locks, those come first for which nobody has asked for the longest time: since `asked_at`, or since
-        their oldest wait began. So a lock has its turn however many others come and go.
+        Waits that began after `latest` (monotonic clock in ns) do not count. If there are too many locks,
+        those are taken for which nobody has asked for the longest time: since `asked_at`, or since their
+        oldest wait began. So a lock has its turn however many others come and go.
         """
         rows = np.flatnonzero(self._since <= latest)
         rows = rows[np.lexsort((self._since[rows], self._addresses[rows], self._lock_tgids[rows]))]
