@@ -180,8 +180,8 @@ class Collector:
     of it numpy's. Drained rows are therefore kept and folded together: every second, or when there are many,
     or when the exporter asks.
 
-    The programs mark the pairs that they add to (Written). Where nothing is marked there is nothing to do: no
-    window ends, no grace period begins, and drain() makes no system call.
+    The programs mark the pairs that they add to (Written in lockd/kernel/pairs.py). Where nothing is marked
+    there is nothing to do: no window ends, no grace period begins, and drain() makes no system call.
     """
 
     def __init__(self, manifest: Manifest, fds: list[int], saved: SavedState | None = None) -> None:

@@ -30,8 +30,8 @@ MESSAGES = 16
 apart. After a request for a block, which takes some milliseconds to answer, no further one is read in that
 time."""
 LONGEST_RARE_TICK = 5 * NS
-"""Nanoseconds to which restraint may lengthen the time between ticks. What is written in a longer time might
-not fit into the maps."""
+"""Nanoseconds to which restraint may lengthen the time between ticks. What programs write in a longer time
+might not fit into the maps."""
 LONGEST_PAUSE = NS
 """Nanoseconds between two calls of `after_tick`, at most. Neither systemd's watchdog nor the replacement of
 an exporter that hangs can wait for ticks that are many seconds apart."""

@@ -105,8 +105,8 @@ class SamplerSettings:
 class Sampler:
     """Counts everything that the programs of `manifest` report.
 
-    `fds` are the descriptors of its maps and then of its functions; `procfs` is the root of a proc file
-    system. The counts are saved in `saved`.
+    `fds` are the descriptors of the manifest's maps, then of its functions; `procfs` is the root of a proc
+    file system. The counts are saved in `saved`.
     """
 
     def __init__(
@@ -607,7 +607,7 @@ class Sampler:
         self._processes.keep(alive)
         self._collector.forget_vanished(self._processes.is_gone)
         self._identities.keep(alive)
-        # A process that the filter now leaves out counts like one that has ended.
+        # Series of processes that the filter now leaves out are ranked like those of ended processes.
         identified = [self._identities.identify_process(tgid, 0) for tgid in alive]
         self._presence.note({name for name, is_wanted in identified if is_wanted}, now)
         names = {tgid: name for tgid, (name, _) in zip(alive, identified, strict=True)}

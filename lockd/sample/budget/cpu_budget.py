@@ -62,7 +62,7 @@ class CpuBudget:
             self._apply_level()
 
     def set_budget(self, budget: float | None, cpus: int) -> None:
-        """Judge by another budget from now on, which is a share of a machine with `cpus` processors."""
+        """Judge by another `budget` from now on: a share of a machine with `cpus` processors, or None."""
         self.restraint.set_budget(budget, cpus)
         self._spending.cpus = cpus
         self._apply_level()

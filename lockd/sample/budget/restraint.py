@@ -160,9 +160,9 @@ class Restraint:
         self._log_change(logging.WARNING, self.level - 1, why)
 
     def _come_down(self, budget: float) -> None:
-        """Go down one step if it was calm for long enough.
+        """Go down one level if programs and sampler have long enough taken clearly less than their limits.
 
-        If savings are full, it is enough that the last step was long enough ago.
+        If their savings are full, it is enough that the last change of the level was long enough ago.
         """
         is_full = self._for_events.is_full and self._for_sampler.is_full
         wait = self._since_step if is_full else self._calm

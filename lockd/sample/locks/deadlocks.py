@@ -106,7 +106,7 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True)
 class _Question:
-    """A question about holders that was asked, and the waits as they were before."""
+    """A question about holders that was asked, and the waits that were read before it was asked."""
 
     token: int
     clock: int
@@ -240,7 +240,7 @@ class Deadlocks:
         self._report(clock)
         unlogged = (d for d in self._known.values() if d.is_wanted and not d.is_logged)
         due = (d.formed + (LOGGED_NS if d.is_reported else LASTING_NS) for d in unlogged)
-        self._next_report = min(due, default=NEVER)  # computed here because every tick reads it
+        self._next_report = min(due, default=NEVER)  # computed here: every tick reads next_check
         if self._question is None or clock - self._question.clock > LOST_NS:
             self._ask_holders(waits, clock)
 

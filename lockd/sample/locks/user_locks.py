@@ -147,7 +147,7 @@ class UserLocks:
         postponed, refused = rest[:MOST_POSTPONED], rest[MOST_POSTPONED:]
         self._postponed = [(keys[postponed], captures[postponed])] if postponed else []
         self._refuse(keys[refused])
-        if postponed:  # waits for their locks are held back as well
+        if postponed:  # so that waits for their locks are held back, too
             later = keys[postponed]
             rows = self._rows(later["tgid"], later["uaddr"], later["guess"].astype(np.int16), now)
             self._table["asked_at"][rows[self._table["asked_at"][rows] == 0]] = now
