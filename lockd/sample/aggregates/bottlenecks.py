@@ -1,9 +1,9 @@
 """Bottlenecks: the code that makes threads wait for locks in the end, and what it does meanwhile.
 
 A thread that holds a lock may wait for another lock itself. The time for which others wait for the first lock
-is then passed on to the holders of the second one. It is divided in proportion to the times for which these
-make threads wait, and so on. A chain of locks ends at code that runs, has no CPU, or is off the CPU for a
-reason other than a lock.
+is then passed on to the holders of the second lock, in proportion to the time for which each of them makes
+threads wait. These holders may wait for a third lock, and so on. A chain of locks ends at code that runs, has
+no CPU, or is off the CPU for a reason other than a lock.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Item = TypeVar("Item")
 
 IN_KERNEL = PROGRAMS.index("kernel_locks")
 MOST_LOCKS = 8
-"""Most locks of one chain. Time that the last one would pass on stays with it, with the cause LOCK."""
+"""Most locks of one chain. Time that the last lock would pass on stays with it, with the cause LOCK."""
 MOST_FOLLOWED = 300
-"""Most locks whose chains are followed: those for which threads waited longest. Up to half of these places go
-to the first ranking.FLOOR locks of each process."""
+"""Most locks whose chains are followed: those for which threads waited longest. Up to half of the places are
+shared out among the processes first, at most ranking.FLOOR places to each."""
 LEAST_SHARE = 0.01
-"""The smallest share of the time of a chain's first lock that is passed on. Less stays where it is, with the
-cause LOCK."""
+"""The smallest part of the time of a chain's first lock that is passed on. A smaller part stays with the lock
+that it has reached, with the cause LOCK."""
 MOST_STEPS = 20_000
-"""Most steps of one answer. In each step time is passed on to another lock; after the last one, chains end
-where they are."""
+"""Most steps for one answer of /api/v1/bottlenecks. In each step time is passed on to another lock. After the
+last step, chains end at the locks that they have reached."""
 SHOWN = 500
-"""Most rows of the table: those with the most time. Up to half of these places go to the first ranking.FLOOR
-rows of each process."""
+"""Most rows of the table behind /api/v1/bottlenecks: those with the most time. Up to half of the places are
+shared out among the processes first, at most ranking.FLOOR places to each."""
 SHOWN_CHAINS = 8
 """Most chains of a row: those with the most time."""
 
@@ -62,7 +62,7 @@ class Bottleneck:
     """Unit and comm of the process that waits for the first lock of each chain."""
     end: Link
     cause: str
-    """What the holder of the last lock did."""
+    """What the holder of the last lock of each chain did."""
     chains: dict[Chain, float] = field(default_factory=dict)
     """The time for which the process waited because of this code, in nanoseconds, by chain. A chain begins
     with the lock that the process waits for, and ends with `end`."""

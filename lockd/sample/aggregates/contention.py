@@ -26,16 +26,17 @@ NOT_CONTENTION = ("cond", "other")
 MIN_ROWS = 20_000
 """Rows that each table has room for at least."""
 FORGET_AFTER = 3600.0
-"""Seconds after which a thread or lock without a new wait is forgotten."""
+"""Seconds without an ended or ongoing wait after which a thread or lock is forgotten."""
 FORGET_ENDED_AFTER = 600.0
-"""Seconds after which rows of ended processes are forgotten. A build leaves hundreds in a minute."""
+"""Seconds after which the threads and locks of ended processes are forgotten. A build leaves hundreds of them
+in a minute."""
 RECENT = 60.0
 """Seconds for which a thread that blocked on a lock counts as one of the lock's threads."""
 SHOWN = 1000
 """Rows that one table of an answer to /api/v1 has at most."""
 SHOWN_BY_PROCESS = 500
-"""Most rows of a table that are given to the processes by turns, up to ranking.FLOOR rows to each process.
-All other rows are chosen after these."""
+"""Most rows that are given to the processes by turns, before all other rows are chosen. Each process gets
+ranking.FLOOR rows at most. The limits are for rows of contention and for other rows separately."""
 SHOWN_IDLE = 250
 """Rows, out of SHOWN, that are kept for waits that are no contention: for work, or off the CPU."""
 SHOWN_UNCONTENDED = 250
@@ -65,7 +66,7 @@ class ContentionTables:
     def __init__(self, thread_comm: Callable[[int, int], str], at_once: int) -> None:
         """`thread_comm(tgid, tid)` returns the name of a live thread whose name came with no event.
 
-        No call adds more than `at_once` rows: the tables have room for as many.
+        `at_once` is the largest number of rows that one call adds to a table. Tables have room for as many.
         """
         capacity = max(MIN_ROWS, at_once)
         self._thread_comm = thread_comm
@@ -82,17 +83,17 @@ class ContentionTables:
                 **waits,
                 **about,
                 "address": np.uint64,
-                "since": np.float64,  # when the row was made, for a first wait (monotonic clock in seconds)
+                "since": np.float64,  # when the row was made (monotonic clock in seconds)
                 "waiting": np.int64,  # threads that wait now
                 "kind_number": np.int16,
                 "is_mmap_lock": np.bool_,
-                "frames": object,  # kernel stack of a wait, until the name is known
+                "frames": object,  # kernel stack of one wait, until the name of the lock is known
                 "is_asked": np.bool_,
                 "lock": object,
                 "site": object,
                 "stack": object,
-                "sites": object,  # Counter of sites, the same object as in UserLocks
-                "holders": object,  # HoldersOfLock: the code that held it, as sampled; 0 or None without
+                "sites": object,  # Counter of the sites of waits, shared with UserLocks
+                "holders": object,  # HoldersOfLock; 0 or None if no release was sampled
                 "series_code": np.uint64,  # hash of the label set, 0 while the lock has no name
             },
             capacity,
@@ -160,7 +161,7 @@ class ContentionTables:
         return np.bincount(self.recent_waits(now)[0], minlength=len(self.locks.used))
 
     def clear_waiting(self, program: str) -> None:
-        """Forget which of a program's waits have not ended, before those of a new survey are noted."""
+        """Forget which of a program's waits have not ended, before the waits that go on now are noted."""
         number = PROGRAMS.index(program)
         is_program = self.threads["program"] == number
         self.threads["waiting_ns"][is_program] = 0
@@ -179,10 +180,11 @@ class ContentionTables:
         return rows
 
     def expire(self, now: float, alive: Mapping[int, Name]) -> None:
-        """Forget threads, locks and holds without a new wait or hold for a long time.
+        """Forget threads and locks without a wait, and holds of locks without a hold, for a long time.
 
-        `alive` are the names of the living processes by id. What belongs to ended processes is forgotten
-        sooner. A lock of the kernel has no process id: it belongs to all processes with the same name.
+        `alive` are the names of the living processes by id. Threads and locks of ended processes are
+        forgotten sooner. The row of a kernel lock has no process id: it belongs to all processes with its
+        (unit, comm).
         """
         self._pairs.forget_unseen(now - RECENT)
         names = set(alive.values())
@@ -196,7 +198,7 @@ class ContentionTables:
             self.holds.expire(now - FORGET_AFTER)
 
     def describe_lock(self, wait: Wait) -> LockDescription:
-        """Return what /api/v1/locks shows of the lock of a wait; its fields are empty if it is not known."""
+        """Return what /api/v1/locks shows of the lock of a wait; all fields are empty for an unknown lock."""
         locks = self.locks
         program = PROGRAMS.index("kernel_locks" if wait.in_kernel else "futex")
         is_lock = (locks["address"] == wait.address) & (locks["program"] == program) & locks.used
@@ -214,8 +216,8 @@ class ContentionTables:
     ) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """Return the tables behind /api/v1, and the arrays with their numbers.
 
-        They have the rows with the most blocked time, waits that have not ended included. `holders` are the
-        threads that hold locks, by process (0 for locks of the kernel) and address. `advice` is by process.
+        _top_rows() chooses their rows. `holders` has the id of the thread that holds a lock, by process id (0
+        for locks of the kernel) and address of the lock. `advice` is by process id.
         """
         arrays: dict[str, npt.NDArray[Any]] = {}
         return {
@@ -248,15 +250,15 @@ class ContentionTables:
         if self.holds:
             first = _top_rows(locks, SHOWN - SHOWN_UNCONTENDED)
             rows = _top_rows(locks, SHOWN - len(self._choose_holds(self.holds, first).uncontended))
-            holds = self._choose_holds(self.holds, rows)  # these rows may come in another order
-        # By the key the exporter finds a lock again in a later answer, for a profile of some seconds. It is
-        # no column of the table, as /api/v1 does not show it.
+            holds = self._choose_holds(self.holds, rows)  # `rows` may differ from `first`
+        # For a profile of some seconds, the exporter finds the same lock in two answers by its key. This key
+        # is no column of the table, because /api/v1 does not show it.
         arrays["locks.key"] = locks["key"][rows].view(np.int64)
         arrays["locks.holder_tid"] = self._holders(rows, holders)
         arrays["locks.threads"] = self.count_threads(now)[rows].astype(np.int64)
-        arrays["locks.since"] = locks["since"][rows]  # for profiles of some seconds, as the key
+        arrays["locks.since"] = locks["since"][rows]  # only for profiles of some seconds
         table = {
-            "is_cut": len(rows) < len(locks),  # for profiles of some seconds, too
+            "is_cut": len(rows) < len(locks),  # only for profiles of some seconds
             "text": {
                 **_label_columns(locks, rows),
                 "lock": [str(name or "") for name in locks["lock"][rows]],
@@ -314,9 +316,9 @@ def lock_key(program: str, tgids: Columns, addresses: Columns, *rest: Columns) -
 def _top_rows(table: Table, most: int) -> Rows:
     """Return at most `most` rows to show: those with ongoing contention first, then by blocked time.
 
-    Rows of contention are chosen before all others, because threads that wait for work, as in a pool, wait
-    much longer. The first rows of each process are among the rows, so that a query for one process or unit
-    finds it on a busy host as well.
+    Up to SHOWN_IDLE rows are chosen among waits that are no contention, all others among contention if there
+    is enough: threads that wait for work, as in a pool, wait much longer. As far as SHOWN_BY_PROCESS allows,
+    each process has rows, so that a query for one process or unit finds it on a busy host as well.
     """
     live = np.flatnonzero(table.used)
     weight = table["blocked_ns"][live] + table["waiting_ns"][live]
@@ -354,9 +356,9 @@ def _label_columns(table: Table, rows: Rows) -> dict[str, list[str]]:
 def _number_columns(
     name: str, table: Table, rows: Rows, plain: tuple[str, ...], arrays: dict[str, npt.NDArray[Any]]
 ) -> list[str]:
-    """Write the numbers of some rows to `arrays`, times in microseconds, and return the columns' names.
+    """Write the numbers in `rows` to `arrays`, and return the names of the columns.
 
-    The columns `plain` are written as they are.
+    Times are written in microseconds. `plain` are the names of further columns, which are not times.
     """
     columns: dict[str, npt.NDArray[Any]] = {column: table[column][rows].astype(np.int64) for column in plain}
     columns["blocked_count"] = table["count"][rows]

@@ -18,7 +18,7 @@ from lockd.columns.structs import Columns
 MOST = 4096
 """Most pairs of lock and thread that are remembered. Further acquisitions count when the lock is released."""
 FORGET_AFTER = 600.0
-"""Seconds after which a lock is forgotten that is not held, if no release by its thread was counted."""
+"""Seconds after which early acquisitions are forgotten, from when their lock was last seen to be held."""
 
 
 @dataclass
@@ -115,7 +115,7 @@ class EarlyCounts:
             self._by_key.pop(key, None)
 
     def _subtract(self, key: tuple[int, int], row: int, counted: npt.NDArray[np.int64]) -> None:
-        """Subtract the acquisitions of one lock by one thread, if there are any left, from a row."""
+        """Subtract the early acquisitions with this key, if any are left, from `counted[row]`."""
         if early := self._by_key.get(key):
             subtracted = min(early.count, int(counted[row]))
             counted[row] -= subtracted

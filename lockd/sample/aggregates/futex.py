@@ -120,7 +120,7 @@ class FutexAggregates:
     def add_releases(self, releases: Sequence[Release], now: float) -> list[Release]:
         """Add sampled releases of locks; return those of locks whose names are being looked up.
 
-        A release that turns out to be of another kind than `lock` and `pi` is left out.
+        A release of a lock that turns out to be of another kind than `lock` and `pi` is left out.
         """
         assert self.holders
         tgids = np.array([release.tgid for release in releases], np.int64)
@@ -149,7 +149,8 @@ class FutexAggregates:
     def _set_names(self, rows: Rows, now: float) -> None:
         """Give the locks in these rows their names if they have none and the names are known.
 
-        A lock that is `anon`, as no thread that waited was captured, gets its name when that is known.
+        A lock is called `anon` if no thread that waited for it was captured. If its name becomes known later,
+        the lock gets that name.
         """
         locks, user_locks = self._contention.locks, self._user_locks
         rows = rows[(locks["series_code"][rows] == 0) | (locks["lock"][rows] == ANON)]
@@ -166,7 +167,10 @@ class FutexAggregates:
                 locks["sites"][row] = name.sites
 
     def note_ongoing(self, moment: Moment) -> None:
-        """Replace what is known of the blocked futex calls, and ask again about locks in reused memory."""
+        """Replace what is known of the futex calls that are blocked now.
+
+        Ask the namer again about locks in memory in which another lock may have been before.
+        """
         tids, threads, waited_ns = self._blocked(moment)
         call, tgids = threads["call"], threads["tgid"]
         is_lower_bound = call["since"] == self._attached_ns
@@ -175,7 +179,9 @@ class FutexAggregates:
         self._ask_lasting(tids, threads, waited_ns, moment.now)
 
     def look_at_locks(self, moment: Moment) -> None:
-        """Find names for locks that may be part of deadlocks, and ask again about locks in reused memory.
+        """Find names for locks that may be part of deadlocks.
+
+        Ask the namer again about locks in memory in which another lock may have been before.
 
         This is the part of note_ongoing() that cannot wait until somebody wants to see numbers.
         """
@@ -191,12 +197,13 @@ class FutexAggregates:
         self._ask_lasting(tids, threads, waited_ns, moment.now)
 
     def _blocked(self, moment: Moment) -> tuple[Columns, Columns, Columns]:
-        """The ids and the entries of the threads that are blocked in futex calls, and for how long, in ns."""
+        """Return the ids of the threads that are blocked in futex calls, the `struct thread` of each, and how
+        long each has been blocked so far, in nanoseconds."""
         tids, threads = moment.threads
         is_blocked = moment.states.is_in_futex(threads)
         tids, threads = tids[is_blocked], structs.take(threads, np.flatnonzero(is_blocked))
         waited_ns = moment.clock - threads["off_since"].astype(np.int64)
-        if "call_blocked" in (threads.dtype.names or ()):  # mode calls: the call may have been blocked before
+        if "call_blocked" in (threads.dtype.names or ()):  # mode calls: how long the call was blocked before
             waited_ns += threads["call_blocked"].astype(np.int64)
         return tids, threads, waited_ns
 
@@ -209,7 +216,7 @@ class FutexAggregates:
         """Replace what is known of the blocked calls; `waiting` has those that are blocked now."""
         for series in (self.by_kind, self.locks.series):
             series.clear_waiting()
-        if waiting.has_detail or not len(waiting):  # else the table shows the last waits that are known
+        if waiting.has_detail or not len(waiting):  # without detail, the table keeps the last waits
             self._contention.clear_waiting("futex")
         if not len(waiting):
             return

@@ -1,4 +1,4 @@
-"""Waits of goroutines for mutexes, as the runtime of each program counts them: no system call shows them."""
+"""Waits of goroutines for mutexes, as the Go runtime of a process counts them: no system call shows them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from lockd.sample.series.limits import LineBudget
 from lockd.sample.series.series import Series
 
 ASKED_AT_ONCE = 500
-"""Most processes of one question: those with the lowest ids. Others have to wait until some of these end."""
+"""Most processes in one question to the namer: those with the lowest ids. The namer is not asked about other
+processes until some of these end."""
 WAITED = "lockd_go_mutex_wait_seconds_total"
 
 
 class GoMutexWaits:
-    """The series of waits for Go mutexes, by unit and comm. `name(tgid)` returns these two of a process."""
+    """The series of waits for Go mutexes, by unit and comm.
+
+    `name(tgid)` returns the (unit, comm) of a process.
+    """
 
     def __init__(self, budget: LineBudget, name: Callable[[int], Name]) -> None:
         self._name = name
@@ -32,7 +36,7 @@ class GoMutexWaits:
         )  # fmt: skip
 
     def question(self, tgids: Iterable[int]) -> GoWaits | None:
-        """Return the question for the waits of these processes.
+        """Return the question that asks the namer for the waits in these processes.
 
         None if there are no processes, or if the last question has no answer yet.
         """

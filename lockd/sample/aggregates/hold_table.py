@@ -18,7 +18,7 @@ from lockd.sample.aggregates.ongoing import OngoingWaits
 from lockd.sample.series.label_hash import hash_labels
 
 ASKED_AT_ONCE = 100
-"""Most lock names that are asked for after one survey. There is one survey in a second."""
+"""Most lock names that are asked for each time the held locks are noted, which is about once a second."""
 SHOWN = 1000
 """The largest number of locks that get names and are shown: those that were held longest."""
 
@@ -38,7 +38,7 @@ class HoldTable:
             {
                 "acquisitions": np.int64,
                 "holds": np.int64,
-                "hold_ns": np.float64,  # as the time of many readers may have more than 64 bits
+                "hold_ns": np.float64,  # float: the time of many readers may have more than 64 bits
                 "max_ns": np.int64,
                 "holding_ns": np.int64,  # of the longest hold that has not ended
                 "holding_tid": np.int64,  # the thread of that hold
@@ -58,7 +58,8 @@ class HoldTable:
     ) -> None:  # fmt: skip
         """Add entries of the pair `kernel_holds`.
 
-        `values` are those of the map. `acquired` are their acquisitions less those counted early.
+        `values` are those of the map. `acquired` has the number of acquisitions in each entry, less those
+        that were counted early (early_acquisitions.py).
         """
         table = self._table
         rows = self._rows(codes, addresses, types, processes, now)
@@ -83,14 +84,14 @@ class HoldTable:
         table = self._table
         table["holding_ns"][:] = 0
         table["holding_tid"][:] = 0
-        order = np.argsort(holding.waited_ns, kind="stable")  # the longest of several holds overwrites others
+        order = np.argsort(holding.waited_ns, kind="stable")  # in each row, the longest hold is written last
         rows = self._rows(holding.codes, holding.addresses, holding.kinds, holding.processes, now)[order]
         table["holding_ns"][rows] = holding.waited_ns[order]
         table["holding_tid"][rows] = holding.tids[order]
         self._find_names()
 
     def expire(self, before: float) -> None:
-        """Forget locks that have had nothing new since `before` (monotonic clock in seconds)."""
+        """Forget locks that have not been held since `before` (monotonic clock in seconds)."""
         self._table.forget_unseen(before)
 
     def _rows(
@@ -137,8 +138,8 @@ class HoldTable:
         """Give the lock of an answer its name, unless the lock has left the table.
 
         A provisional answer has no name, because the namer ended before it answered. The question will be
-        asked again. An mmap_lock always has a name: `anon` is the answer to a question that was asked before
-        the lock was known as one.
+        asked again. For a lock that is known to be an mmap_lock, the answer `anon` is ignored: its question
+        was asked before that was known.
         """
         row = int(self._table.find(np.array([answer.key], np.uint64))[0])
         if row >= 0 and answer.is_provisional:
@@ -164,8 +165,8 @@ class HoldTable:
 def note_mmap_locks(table: Table, rows: Rows) -> None:
     """Note that the locks in these rows of a table are each the mmap_lock of an address space.
 
-    The name of a lock that was not known as an mmap_lock is asked for again, because the namer cannot find
-    this out itself. A row may be there several times.
+    The name of a lock that was not known to be an mmap_lock will be asked for again, because the namer cannot
+    find out by itself that it is one. `rows` may have a row several times.
     """
     is_new = ~table["is_mmap_lock"][rows]
     table["is_asked"][rows[is_new]] = False

@@ -26,7 +26,10 @@ FIRST_ROOM = 256
 
 @dataclass(frozen=True)
 class Filter:
-    """The processes that lockd measures. All but `pids` are shell patterns. An empty field excludes none."""
+    """The processes that lockd measures.
+
+    All fields but `pids` are lists of shell patterns. An empty field excludes no process.
+    """
 
     units: Sequence[str] = ()
     comms: Sequence[str] = ()
@@ -45,7 +48,10 @@ class Filter:
 
 
 class ProcessNames:
-    """The (unit, comm) of each row of a window, looked up when it is indexed: only new label sets need it."""
+    """The (unit, comm) of the process of each row of a window.
+
+    Names are looked up for the rows by which this is indexed, because only new label sets need names.
+    """
 
     def __init__(self, names: Columns, numbers: Rows) -> None:
         """Row i has the name `names[numbers[i]]`."""
@@ -134,7 +140,10 @@ class Identities:
         return self.names[number], bool(self.is_wanted[number])
 
     def _keys_by_name(self, tgids: npt.NDArray[Any]) -> Hashes:
-        """Return a key for each process from its id and present name: its entries do not show a new name."""
+        """Return a key for each process, made of its id and its present name.
+
+        The entries of these processes have no name, so they do not show that it has changed.
+        """
         processes, which = np.unique(tgids, return_inverse=True)
         codes = [hash_labels(self._processes.name(int(tgid))) for tgid in processes]
         return mix(tgids, np.array(codes, np.uint64)[which])
@@ -152,7 +161,7 @@ class Identities:
     def _forget(self) -> None:
         self._index.clear()
         self._by_who: dict[bytes, int] = {}
-        """A cache of the numbers of single structs, because arrays of one element are slow."""
+        """A cache of the number of each `struct who`, by its bytes: arrays of one element are slow."""
         self._count = 0
         # New arrays, as a ProcessNames may still have the old ones.
         self.names: Columns = np.empty(FIRST_ROOM, object)

@@ -60,8 +60,8 @@ class KernelHoldAggregates:
         self._table = contention.holds = HoldTable(resolver, self._types, contention.locks.capacity)
         self.early = EarlyCounts()
         self._old: tuple[Columns, Columns, Columns, Columns] | None = None
-        """Locks that were held for ABANDONED_NS at the last survey, as columns: keys, process ids, since when
-        (monotonic clock in ns), numbers of holds."""
+        """The locks that had been held, or asked for, for ABANDONED_NS when they were last noted. The columns
+        are keys, process ids, since when (monotonic clock in ns), and numbers of holds."""
 
     def fold(self, window: Window, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""
@@ -89,7 +89,7 @@ class KernelHoldAggregates:
     def note_ongoing(self, moment: Moment) -> None:
         """Replace what is known of the locks that are held."""
         if moment.kernel_waits and moment.kernel_holding:
-            clock = time.monotonic_ns()  # later than all times in the table
+            clock = time.monotonic_ns()  # after the tables were read: no time in them is later
             self.note_holding(*moment.kernel_holding, moment.kernel_waits[0], moment.identities, clock)
 
     def note_holding(
@@ -97,8 +97,9 @@ class KernelHoldAggregates:
     ) -> None:
         """Replace what is known of the locks that are held, at `clock` (monotonic, in ns).
 
-        `keys` and `holding` are the entries of the map `kernel_holding`. `waits` are the keys of the waits
-        that had not ended just before: a lock that was asked for a while ago and is not waited for is held.
+        `keys` and `holding` are the entries of the map `kernel_holding`. `waits` are the keys of the map
+        `kernel_waits`, read just before: a lock that a thread asked for LASTING_NS ago or earlier, and does
+        not wait for, counts as held.
         """
         now = clock / NS
         depth, since = holding["depth"].astype(np.int64), holding["since"].astype(np.int64)

@@ -28,7 +28,8 @@ from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
 NAMELESS_SECONDS = 5.0
-"""Seconds after which a release counts as `other` if its lock has no name, as no wait for it was counted."""
+"""Seconds after which a release counts as `other` if its lock has no name yet, for instance because no wait
+for the lock was counted."""
 ENDLESS_NS = 60_000_000_000
 """Nanoseconds of a wait after which find_ended() checks whether its thread still exists."""
 CHECKED_AT_ONCE = 1000
@@ -103,7 +104,7 @@ class KernelLockAggregates:
         keys, values, contention = window.keys, window.values, self._contention
         numbers = values["wait_ns"], values["waits"], values["max_wait_ns"]
         positions = stacks.find(keys["lock"], keys["tid"])
-        # The same lock waited for from two places is two rows: their sites differ.
+        # A lock that is waited for at two sites has two rows.
         lock_rows = self.sites.lock_rows(
             lock_key("kernel_locks", window.codes, keys["lock"], keys["type"], stacks.hashes(positions)),
             np.zeros(len(keys), np.int64),
@@ -127,7 +128,7 @@ class KernelLockAggregates:
     def add_releases(self, releases: Sequence[Release], now: float) -> list[Release]:
         """Add sampled releases of locks; return those of locks that have no row with a name yet.
 
-        A release whose lock has none after NAMELESS_SECONDS is counted as `other`.
+        A release whose lock has no name after NAMELESS_SECONDS is counted as `other`.
         """
         assert self.holders
         numbers = np.arange(len(releases))
@@ -146,9 +147,9 @@ class KernelLockAggregates:
     def note_ongoing(self, moment: Moment) -> None:
         """Replace what is known of the waits that have not ended.
 
-        Spins are left out, as they take microseconds, and count when they have ended. An entry of a spin that
-        is older was left behind: the spin was in an interrupt that came while another program ran, so that
-        the kernel skipped the program for its end. Such an entry stays for LONGEST_SPIN_NS.
+        Spins are left out: they take microseconds, and are counted when they have ended. An older entry of a
+        spin was left behind: the spin was in an interrupt that came while another program ran, so that the
+        kernel skipped the program for the end of the spin. Such an entry stays for LONGEST_SPIN_NS.
         """
         if not moment.kernel_waits:
             return
@@ -182,7 +183,7 @@ class KernelLockAggregates:
 
     def _note_waiting(self, waiting: OngoingWaits, now: float) -> None:
         self.by_type.clear_waiting()
-        if waiting.has_detail or not len(waiting):  # else the table shows the last waits that are known
+        if waiting.has_detail or not len(waiting):  # without detail, the table keeps the last waits
             self._contention.clear_waiting("kernel_locks")
         if not len(waiting):
             return
@@ -203,8 +204,8 @@ class KernelLockAggregates:
     def _note_lasting(self, waiting: OngoingWaits, threads: Rows, now: float) -> None:
         """Note for which locks threads have waited for LASTING_NS or longer.
 
-        `threads` are the rows of the threads in the table of threads. The site of a wait is known when the
-        wait has ended. Until then the lock has a row without a site.
+        `threads` are the rows of the threads in the table of threads. The site of a wait is known only
+        when the wait has ended. Until then the lock has a row without a site.
         """
         lasting = np.flatnonzero(waiting.waited_ns >= LASTING_NS)
         if not len(lasting):
@@ -223,7 +224,7 @@ class KernelLockAggregates:
         locks["waiting"][groups.rows] = groups.sum(np.ones(len(rows)))
         locks["waiting_ns"][groups.rows] = groups.max(waiting.waited_ns[lasting])
         self._contention.note_lock_threads(rows, threads[lasting], waiting.tids[lasting], now)
-        # Without a stack the namer can name static locks only. Earlier waits may have given others a name.
+        # Without a stack the namer can name static locks only. Others may have names from earlier waits.
         new = np.flatnonzero(~locks["is_asked"][rows])[:ASKED_AT_ONCE]
         known = self.sites.rows_of_most_waited(addresses[new], types[new], processes.take(new))
         for row, other in zip(rows[new].tolist(), known.tolist(), strict=True):

@@ -21,8 +21,8 @@ from lockd.sample.series.ranking import MEMORY_NS, STAYS
 from lockd.sample.series.series import OTHER, Series
 
 SERIES_OF_LOCK = 4
-"""Series by holder, and by cause, for each of the `top_locks` locks, on average: most locks have few holders
-and causes that matter."""
+"""For how many holders, and for how many causes, each of the `top_locks` locks can have series, on average.
+Most locks have few holders and causes that matter."""
 
 
 class LockHolders:
@@ -81,7 +81,7 @@ class LockHolders:
         locks = self._contention.locks
         if row < 0:
             return (OTHER, OTHER, self._kinds[release.kind], OTHER, OTHER)
-        if locks["series_code"][row] == 0:  # without a name it counts as `other`, as in all series of locks
+        if locks["series_code"][row] == 0:  # a lock without a name counts as `other`
             return (OTHER, OTHER, locks["kind"][row], OTHER, OTHER)
         return (*locks["process"][row], locks["kind"][row], locks["lock"][row], last)
 
@@ -107,8 +107,8 @@ MOST_REMEMBERED = 32
 """The most holders of one lock that have a merit: the time for which they recently made threads wait. Those
 that are counted by themselves are included."""
 HALF_LIFE = 600.0
-"""Seconds after which waited time counts half in the merit of a holder. Holders are shown with all their
-time, so those that are counted by themselves change more slowly than series do."""
+"""Seconds after which waited time counts half in the merit of a holder. It is longer than ranking.HALF_LIFE,
+because a holder that loses its place loses all its time to OTHER: this should happen seldom."""
 MOST_NEXT = 8
 """The most locks for which one holder waited that are counted by themselves. There can be any number of them,
 for instance if each object has a lock."""
@@ -164,8 +164,8 @@ class HoldersOfLock:
     """The holders of one lock, by the site of their code.
 
     MOST_HOLDERS of them are counted by themselves. A new holder takes the place of one of these if its merit
-    is STAYS times as large. It begins at zero: its time until then stays in OTHER, and the time of the holder
-    that it replaces is moved there.
+    is STAYS times as large. The count of the new holder begins at zero: its time until then stays in OTHER.
+    The time of the holder that loses its place is added to OTHER.
     """
 
     def __init__(self) -> None:
@@ -189,9 +189,10 @@ class HoldersOfLock:
     def _add_merit(self, release: Release) -> None:
         """Count a sample in the merits.
 
-        When MOST_REMEMBERED holders have merits, a new one replaces the one with the least merit that has no
-        place in `_by_site`, and adds to this merit, as in the algorithm Space-Saving. If it began at zero,
-        holders that take turns would replace each other for ever, and none would earn a place.
+        When MOST_REMEMBERED holders have merits, a new holder replaces the one with the least merit among
+        those without a place in `_by_site`, and takes over this merit, as in the algorithm Space-Saving. If
+        its merit began at zero, holders that take turns would replace each other for ever, and none would
+        earn a place.
         """
         merits, site = self._merits, release.holder
         elapsed = max(release.taken - self._decayed_at, 0.0)

@@ -100,15 +100,15 @@ class LockSeries:
         locks.drop(np.flatnonzero(locks.used & (locks["program"] == self._program) & ~is_waited_for))
 
     def find_names(self, resolver: Resolver, now: float) -> None:
-        """Give kernel locks the names that are known, and ask for those of others.
+        """Give kernel locks the names that are known, and ask the namer for the names of others.
 
-        It does so for ASKED_AT_ONCE of them at a time, those with the longest waits first. `now` is the time
-        of this fold, which the rows of new locks have in `since`.
+        One call does so for ASKED_AT_ONCE locks at most: those with the longest waits. `now` is the time of
+        this fold, which the rows of new locks have in `since`.
         """
         locks = self._contention.locks
         rows = np.flatnonzero(locks.used & (locks["program"] == self._program) & ~locks["is_asked"])
         waited_ns = locks["blocked_ns"][rows] + locks["waiting_ns"][rows]
-        if resolver.is_quiet:  # names that were not known in an earlier fold are not known now
+        if resolver.is_quiet:  # without new answers, only new locks can have known names
             is_due = (waited_ns >= WORTH_A_NAMER_NS) | (locks["since"][rows] == now)
             rows, waited_ns = rows[is_due], waited_ns[is_due]
         if len(rows) > ASKED_AT_ONCE:
@@ -161,7 +161,10 @@ class LockSeries:
         self._count(rows, count, blocked_ns, max_ns)
 
     def waiting_rows(self, lock_rows: Rows, waited_ns: Columns, now: float) -> Rows:
-        """Return the row in `series` of each wait that has not ended, by the row of its lock."""
+        """Return for each wait that has not ended the row in `series` in which its lock counts.
+
+        `lock_rows` are the rows of the locks in the table of locks.
+        """
         return self.series.waiting_rows(*self._label_sets(lock_rows), waited_ns, now)
 
     def add_nameless(
@@ -201,7 +204,7 @@ class LockSeries:
     def _label_codes(self, lock_rows: Rows) -> Hashes:
         locks = self._contention.locks
         codes = locks["series_code"][lock_rows]
-        # A lock without a name has its kind + 1 as code. No hash of a label set is so small.
+        # A lock without a name has its kind + 1 as code. It is very unlikely that a hash is so small.
         return np.where(codes == 0, locks["kind_number"][lock_rows].astype(np.uint64) + np.uint64(1), codes)
 
     def _labels(self, row: int) -> tuple[str, ...]:

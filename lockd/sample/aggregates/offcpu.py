@@ -29,7 +29,7 @@ UNKNOWN = "unknown"
 """The waker of a thread whose wake-up was not seen."""
 REASON_NAMES = list(REASONS)
 STATES = 256
-"""More than there are states: a reason and a state are packed into one number, reason * STATES + state."""
+"""A number above every state. A reason and a state are packed into one number: reason * STATES + state."""
 
 
 class OffcpuAggregates:
@@ -162,9 +162,12 @@ class OffcpuAggregates:
         self.note_waiting(waiting, moment.now)
 
     def note_waiting(self, waiting: OngoingWaits, now: float) -> None:
-        """Replace what is known of the threads that are off the CPU; the kinds are those of wait_kinds()."""
+        """Replace what is known of the threads that are off the CPU.
+
+        `waiting.kinds` are as wait_kinds() returns them.
+        """
         self.blocked.clear_waiting()
-        if waiting.has_detail or not len(waiting):  # else the table shows the last waits that are known
+        if waiting.has_detail or not len(waiting):  # without detail, the table keeps the last waits
             self._contention.clear_waiting("offcpu")
         if not len(waiting):
             return
@@ -194,7 +197,7 @@ class OffcpuAggregates:
 
 
 def _add_histogram(series: Series, rows: Rows, slots: Columns, count: Columns, sum_ns: Columns) -> Groups:
-    """Add waits to `rows` of a series, which may repeat. Returns `rows` as Groups."""
+    """Add waits to `rows` of a series; a row may occur several times. Return `rows` as Groups."""
     groups = Groups(rows)
     wide_sums.add(series["sum_ns"], groups, sum_ns)
     add_slots(series, rows, slots, count)

@@ -1,4 +1,4 @@
-"""Waits that have not ended, read from the programs' tables once a second, with the process of each wait."""
+"""Waits that have not ended, read from the programs' tables at one moment, with the process of each wait."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OngoingWaits:
     processes: ProcessNames
     """(unit, comm) of the process."""
     who: Columns
-    """tgid and an empty thread_comm, for the table of threads."""
+    """Structs with the `tgid` and an empty `thread_comm`, as ContentionTables.thread_rows() takes them."""
     has_detail: bool
     """Whether the waits are noted by thread and by lock, in the tables of threads and of locks."""
     is_lower_bound: npt.NDArray[np.bool_]

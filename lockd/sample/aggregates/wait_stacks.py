@@ -32,7 +32,7 @@ MOST_STACKS = 20_000
 """Most combinations of a group, stack, waker and stack of the waker that are kept. If there are more, the
 half with the least weight counts as OTHER_STACKS."""
 MOST_SENT = 5000
-"""Most combinations (as in MOST_STACKS) in one answer, besides OTHER_STACKS of each group."""
+"""Most combinations (as in MOST_STACKS) that are sent in one answer, besides OTHER_STACKS of each group."""
 
 
 class CallStack(NamedTuple):
@@ -94,7 +94,7 @@ class WaitStacks:
             {"process": object, "reason": np.int64, "blocked_ns": WIDE, "count": np.int64}, sys.maxsize
         )
         self._calls = 0
-        """The clock of the table: a group that was found by a later call was seen later."""
+        """The number of calls of _rows(). The table of groups has it in `seen`, in place of a time."""
         self.waits = 0
         """The number of waits that were counted."""
         self._weights: dict[_Place, _Weight] = {}
@@ -213,7 +213,7 @@ class WaitStacks:
         self._groups["count"][of_rows.rows] += of_rows.sum(count)
 
     def _shared(self, stack: CallStack) -> CallStack:
-        """Return the stack of `_stacks` that is equal to this one, which is added if there is none."""
+        """Return the equal stack in `_stacks`. If there is none, add an equal one."""
         known = self._stacks.get(stack)
         if known is None:
             share = self._functions.setdefault
