@@ -59,8 +59,10 @@ class Block:
 def with_windows(
     labels: Sequence[tuple[str, ...]], maxima: dict[str, npt.NDArray[np.int64]]
 ) -> tuple[list[tuple[str, ...]], npt.NDArray[np.float64]]:
-    """Add the label `window` to label sets. `maxima` are in nanoseconds, by window; the result has
-    microseconds."""
+    """Return every label set with each window as a further label, and the maximum of each in microseconds.
+
+    `maxima` are in nanoseconds: by window, one for each of `labels`.
+    """
     rows = [(*label, window) for window in maxima for label in labels]
     values = np.concatenate(list(maxima.values())) if maxima else np.empty(0)
     return rows, values / 1000.0

@@ -13,8 +13,8 @@ except ImportError:
 REMEMBERED = 50_000
 """Label sets whose hashes are kept in a cache."""
 _KEY = os.urandom(16)
-"""Keeps users from finding a name whose hash is that of somebody else's label set: they choose names, and
-label sets with equal hashes count as one."""
+"""A secret key of the hashes. Users choose names, and label sets with equal hashes count as one. Without the
+key a user could find a name whose hash is that of somebody else's label set."""
 
 
 @functools.lru_cache(REMEMBERED)

@@ -9,8 +9,8 @@ RESERVED_LINES = 400
 """Lines for metrics about lockd itself, and for HELP and TYPE."""
 
 OPEN_SHARE = 0.75
-"""Up to this share of all lines, every label set gets a series at once. The rest is for processes that
-last."""
+"""Up to this share of all lines, every label set gets a series at once. The rest is for processes that last
+(ranking.LASTING), and for locks whose merit reaches ranking.EARNED_NS."""
 
 SHARES = {
     "futex": 0.20,

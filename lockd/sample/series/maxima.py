@@ -1,5 +1,5 @@
-"""Sliding maxima: the largest value of a window of time such as the last minute, the same for every
-reader."""
+"""Sliding maxima: the largest value in a window of time such as the last minute. To read a maximum does not
+reset it, so that all readers see the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class Maxima:
         self._now = max(self._now, number)
 
     def note(self, rows: Rows, values: npt.NDArray[np.int64]) -> None:
-        """Raise the maximum of each row to its value, as of the last advance(). Rows must be distinct."""
+        """Raise the maximum of each row to its value, at the time of the last advance().
+
+        The rows must be distinct.
+        """
         if len(rows) and rows.max() >= len(self._parts):
             grown = max(int(rows.max()) + 1, 2 * len(self._parts))
             more = np.zeros((grown - len(self._parts), PARTS + 1), np.int64)
@@ -53,7 +56,7 @@ class Maxima:
         """Take over the result of save(), before anything is noted. `now` is what `part` was when
         save() was called."""
         self._now = now
-        self.note(rows, np.zeros(len(rows), np.int64))  # to make room
+        self.note(rows, np.zeros(len(rows), np.int64))  # so that the array has these rows
         self._parts[rows] = parts.reshape(len(rows), PARTS + 1)
 
     def forget(self, rows: Rows) -> None:

@@ -1,7 +1,8 @@
 """The order in which label sets get series of their own, where there is not room for all of them.
 
-A label set ranks first by the presence of its process, then by its merit. The merit is the time for which
-threads have waited there; a wait counts half after HALF_LIFE.
+The merit of a label set is the time for which threads have waited there; a wait counts half after HALF_LIFE.
+Label sets of processes rank by the presence of the process, then by whether the merit reaches EARNED_NS, then
+by the merit. For locks, EARNED_NS comes before the presence.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from lockd.names.labels.processes import Name
 HALF_LIFE = 60.0
 """Seconds after which a wait that has ended counts half."""
 MEMORY_NS = int(HALF_LIFE / math.log(2) * 1e9)
-"""The merit, in nanoseconds, of one thread that waits all the time. An ongoing wait counts no more, nor does
-an ended wait in the series of locks."""
+"""The merit, in nanoseconds, that the waits of one thread reach if it waits all the time. An ongoing wait
+counts at most this much; in the series of locks, so does a wait that has ended."""
 EARNED_NS = 5_000_000
 """The least merit, in nanoseconds, with which a label set takes the place of another."""
 STAYS = 2.0
 """A label set takes the place of a series only if it has this many times the merit of that series; otherwise
 the two would take turns."""
 FLOOR = 2
-"""Label sets of each owner, such as a unit, that come before all others: no owner can take all series."""
+"""How many label sets of each owner, such as a unit, rank before all others: no owner can take all series."""
 LASTING = 15.0
-"""Seconds for which a name must have had a process to count as lasting, unlike a short-lived helper's."""
+"""Seconds for which processes with a name must have existed for the name to count as lasting. Most helper
+processes end earlier."""
 GONE, THERE, LASTS = range(3)
 """The presence of a name: no process has it; a process has it; a process has had it for LASTING seconds."""
 
@@ -68,8 +70,9 @@ def rank(
     """The positions of label sets in the order of their rank, the best first.
 
     The arrays have one item for each label set; `owners` has the numbers of their owners. The order is by
-    tier, then by merit. Before all others come the best FLOOR label sets of each owner, if they have
-    `has_floor`: first the best of each owner, then the second of each. There are `floors` of these at most.
+    tier, the highest first, then by merit. Before all others come the best FLOOR label sets of each owner, if
+    they have `has_floor`: first the best of each owner, then the second of each. There are `floors` of these
+    at most.
     """
     order = np.lexsort((-merits, -tiers))
     by_owner = np.argsort(owners[order], kind="stable")

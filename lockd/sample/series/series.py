@@ -45,14 +45,14 @@ _FREE, _OTHER, _NAMED = range(3)
 _NOWHERE = -1
 _ENTRY = {
     "state": (np.int8, _FREE),
-    "seen": (np.float64, 0.0),  # when it last had an event or an ongoing wait
+    "seen": (np.float64, 0.0),  # when the label set last had an event or ongoing wait
     "waited": (np.float64, 0.0),  # ns of waits that have ended; halved every HALF_LIFE
-    "going_on": (np.float64, 0.0),  # ns of waits that were ongoing at the last survey
-    "row": (np.int64, _NOWHERE),  # its own row
-    "displaced": (np.float64, np.inf),  # when it last counted in its own row, if it no longer does
-    "unit": (np.int64, _NOWHERE),  # the entry of its unit
-    "other": (np.int64, _NOWHERE),  # the row in which it counts if neither it nor its unit has one
-    "target": (np.int64, _NOWHERE),  # the row in which it counts at present
+    "going_on": (np.float64, 0.0),  # ns of the ongoing waits, as last noted
+    "row": (np.int64, _NOWHERE),  # the label set's own row
+    "displaced": (np.float64, np.inf),  # when the label set last counted in its own row, if no longer
+    "unit": (np.int64, _NOWHERE),  # the entry of the label set's unit
+    "other": (np.int64, _NOWHERE),  # the row to count in if the unit too has no row
+    "target": (np.int64, _NOWHERE),  # the row in which the label set counts at present
 }
 """The columns of an entry: the type of each, and its value where there is no entry."""
 
@@ -68,8 +68,8 @@ class Series:
       are always there.
     - `maxima` are the names of sliding maxima, each kept over every window in `windows` (seconds by label).
     - `most` is given for series of locks: the most rows besides `other`. They go to the locks that are waited
-      for most and whose third label is not one of `uncontended`. Without `most` the rows are for processes:
-      processes without a row count in one row of their unit.
+      for most. Without `most` the rows are for processes: processes without a row count in one row of their
+      unit. Label sets whose third label is one of `uncontended` rank behind others.
 
     Every label set has an entry, with or without a row of its own. Its `target` is the row in which it
     counts.
@@ -191,7 +191,7 @@ class Series:
         self._choose_targets()
 
     def seconds(self, column: str, rows: Rows) -> npt.NDArray[np.float64]:
-        """What a counter of times has in these rows, in seconds."""
+        """The values of a counter of times, given by its column, in these rows, in seconds."""
         nanoseconds: npt.NDArray[np.float64] = wide_sums.to_floats(self.columns[column])[rows]
         return nanoseconds / NS
 
@@ -223,15 +223,15 @@ class Series:
                 maxima.advance(now)
 
     def clear_waiting(self) -> None:
-        """Forget all ongoing waits, before those of a new survey are noted."""
+        """Forget all ongoing waits, before those that go on now are noted."""
         self.columns["waiting"][:] = 0
         self.columns["waiting_ns"][:] = 0
         self._entries["going_on"][:] = 0
 
     def current_max(self, name: str, rows: Rows) -> dict[str, npt.NDArray[np.int64]]:
-        """By window, the longest wait in nanoseconds that ended in it or is ongoing.
+        """By window, the maximum `name` of each row, in nanoseconds.
 
-        Ongoing waits are in the column `waiting_ns`, which not every family has.
+        Ongoing waits count as well. They are in the column `waiting_ns`, which not every family has.
         """
         waiting = self.columns["waiting_ns"][rows] if "waiting_ns" in self.columns else 0
         return {
@@ -245,8 +245,10 @@ class Series:
 
     @property
     def form(self) -> list[Any]:
-        """Describes the form of the counts: restore() takes over the counts of series of the same form
-        only."""
+        """The names and widths of the counters, and the names and windows of the maxima.
+
+        restore() can take over only what was saved by series of the same form.
+        """
         return [
             list(self._counters),
             self._widths,
@@ -294,7 +296,7 @@ class Series:
         self._entries["displaced"][which[displaced]] = arrays["displaced"][displaced]
         gone = arrays["gone"].reshape(len(head["gone"]), sum(self._widths))
         self._retired_counts = {
-            # A copy: the array is a part of everything that was saved.
+            # A view would keep everything that was saved in memory.
             tuple(labels): values.copy()
             for labels, values in zip(head["gone"], gone, strict=True)
         }
@@ -376,8 +378,7 @@ class Series:
         return entry
 
     def _give_row(self, entry: int) -> None:
-        """Let an entry count in a row of its own, which goes on with its counts if the entry had a row
-        before."""
+        """Let an entry count in a row of its own. The counts of a row that it had before go on there."""
         entries = self._entries
         if entries["row"][entry] < 0:
             entries["row"][entry] = self._new_row(self._entry_labels[entry])
@@ -418,7 +419,7 @@ class Series:
             self._share_row(unit)
             entries = self._entries
         entries["unit"][entry] = unit
-        # A unit whose own row came first, as after restore(), has never shared one.
+        # The unit's `other` is not set yet if the unit has always had its own row, as after restore().
         entries["other"][unit] = entries["other"][entry]
         if entries["row"][unit] >= 0 and np.isinf(entries["displaced"][unit]):
             entries["target"][entry] = entries["row"][unit]
@@ -433,14 +434,15 @@ class Series:
         entries["target"][shares] = np.where(in_unit, entries["row"][units], entries["other"][shares])
 
     def _update_units(self, named: Rows) -> None:
-        """Raise `seen` of each unit's entry to the latest `seen` of the entries that count in its row."""
+        """Raise `seen` of each unit's entry to the latest `seen` of the unit's entries without rows of their
+        own to count in."""
         entries = self._entries
         members = named[(entries["unit"][named] >= 0) & (entries["target"][named] != entries["row"][named])]
         np.maximum.at(entries["seen"], entries["unit"][members], entries["seen"][members])
 
     def _merits(self) -> npt.NDArray[np.float64]:
         """The merit of each entry (ranking.py), in nanoseconds. The merit of a unit's entry includes those of
-        the entries that count in its row."""
+        the unit's entries that do not count in rows of their own."""
         entries = self._entries
         merits: npt.NDArray[np.float64] = entries["waited"] + entries["going_on"]
         members = np.flatnonzero((entries["unit"] >= 0) & (entries["target"] != entries["row"]))
@@ -536,8 +538,8 @@ class Series:
             self._retired_values[name] += sign * total
 
     def _forget_refused(self, named: Rows, now: float) -> None:
-        """Forget entries without rows that had no event for long. If there is room, forget all entries
-        without rows: at their next event they get rows."""
+        """Forget entries without rows that had no event for REMEMBERED_SECONDS, and the oldest ones above
+        MOST_REFUSED. If there is room, forget all entries without rows: at their next event they get rows."""
         entries = self._entries
         refused = named[(entries["row"][named] < 0) & (entries["state"][named] == _NAMED)]
         if not len(refused):

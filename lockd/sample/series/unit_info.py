@@ -25,7 +25,8 @@ class UnitInfo:
     def export(self, block: Block, known: Mapping[str, Unit], families: Iterable[Series]) -> int:
         """Write a line for each of the units `known` that has a series, and return how many lines these are.
 
-        Without room for all, those of pods come first, then other containers: no local user can imitate pods.
+        If there is no room for all, units of pods come first, then those of other containers: no local user
+        can make a unit look like a pod.
         """
         units = [known[name] for name in units_of(families) & known.keys()]
         units.sort(key=lambda unit: (not unit.pod_uid, not unit.container_id, unit.name))
