@@ -32,7 +32,7 @@ def main() -> int:
     except LockdError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except (OSError, MemoryError) as error:  # mostly because some resource has run out
+    except (OSError, MemoryError) as error:  # mostly for lack of memory or another resource
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return LockdError.exit_code
     return 0

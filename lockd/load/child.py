@@ -94,7 +94,7 @@ class Loader:
         start = os.fstat(self._errors.fileno()).st_size - LAST_WORDS_BYTES
         self._errors.seek(max(start, 0))
         if start > 0:
-            self._errors.readline()  # skip the rest of a line
+            self._errors.readline()  # skip a line whose beginning is left out
         return _relay(self._errors.read())
 
 

@@ -86,14 +86,14 @@ def compile_inputs(source: Source) -> tuple[str, ...]:
     """Return everything that the compiled source depends on. This does not import bcc.
 
     bcc reads two environment variables and the machine's name. It also looks in kallsyms for
-    bpf_probe_read_kernel(), which depends on the kernel's release alone. The type that bcc reports for a
-    value of a per-CPU array has an element for each possible CPU.
+    bpf_probe_read_kernel(): whether this exists depends on the kernel's release alone. The type that bcc
+    reports for a value of a per-CPU array has an element for each possible CPU.
     """
     return (
         source.text,
         *(hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(HEADERS.rglob("*.h"))),
         *(os.environ.get(name, "") for name in ("ARCH", "BCC_LINUX_VERSION_CODE")),
-        *(os.uname()[field] for field in (2, 3, 4)),  # release, version, machine
+        *(os.uname()[field] for field in (2, 3, 4)),  # the kernel's release and version, machine
         POSSIBLE_CPUS.read_text(),
         *_installed_bcc(),
     )
@@ -158,7 +158,7 @@ def _btf(btf_id: int) -> bytes:
     """Return the type information (BTF) with this id, which bcc loaded; empty if it is not found.
 
     bcc has a descriptor of it but does not return it, so all descriptors of this process are searched. To
-    open another one by the id takes CAP_SYS_ADMIN.
+    open another descriptor of it by the id takes CAP_SYS_ADMIN.
     """
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

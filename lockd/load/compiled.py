@@ -26,9 +26,9 @@ LOAD_IMMEDIATE, NUMBER, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE = 0x18, 0, 1, 2
 """The BPF operation that loads a constant, and the kinds of constants: a number, a map, or a place in the
 only element of a map.
 
-The operation is the first byte of an instruction, and the kind is the high half of its second byte. It takes
-a second instruction as well. Bytes 4 to 7 of the two are the halves of a number, or the map and the offset
-of the place.
+The operation takes two instructions. In the first one, the first byte is the operation, and the high half of
+the second byte is the kind. Bytes 4 to 7 of the two instructions are the halves of a number, or the map and
+the offset of the place.
 """
 CALL, HELPER, PSEUDO_KERNEL_FUNCTION = 0x85, 0, 2
 """The operation that calls a function, and the kinds of functions in the high half of the second byte. Bytes
@@ -107,10 +107,10 @@ def with_maps(code: bytes, maps: dict[int, int]) -> bytes:
 
 
 def with_addresses(code: bytes, maps: dict[int, int]) -> bytes:
-    """Return `code` with addresses of elements of maps in place of numbers that stand for them.
+    """Return `code` with addresses in elements of maps in place of 64-bit numbers that stand for them.
 
-    `maps` has descriptors of maps by the upper half of such a number; its lower half is an offset within the
-    only element of the map.
+    The upper half of such a number is a key of `maps`, whose values are descriptors of maps. The lower half
+    is an offset within the only element of the map.
     """
     new = bytearray(code)
     for start in _instructions(code, LOAD_IMMEDIATE, NUMBER):
@@ -123,8 +123,10 @@ def with_addresses(code: bytes, maps: dict[int, int]) -> bytes:
 
 
 def with_kernel_functions(code: bytes, base: int) -> bytes:
-    """Return `code` with a call of the kernel's function with the BTF id n in place of each call of a helper
-    with the number `base` + n."""
+    """Return `code` with calls of functions of the kernel in place of calls of helpers from number `base` on.
+
+    A helper with the number `base` + n stands for the function with the BTF id n.
+    """
     new = bytearray(code)
     for start in _instructions(code, CALL, HELPER):
         number = int.from_bytes(code[start + 4 : start + 8], "little")
@@ -157,7 +159,7 @@ def key_of(inputs: tuple[str, ...]) -> str:
 
 
 class UntrustedError(OSError):
-    """Users other than root and this one may have written into the directory; the message says why."""
+    """Users other than root and lockd's own may have written into the directory; the message says why."""
 
 
 class CompileCache:

@@ -33,7 +33,7 @@ NOT_BY_DEFAULT = {"holds": "all", "calls": "calls"}
 def report() -> int:
     """Print which conditions, ways and hooks this host has.
 
-    Returns the exit code, which is 3 if a program cannot run in its default mode.
+    Returns the exit code, which is 3 if a part of the work of a program in its default mode cannot be done.
     """
     system = os.uname()
     print(f"kernel      {system.release} {system.machine}")
@@ -48,7 +48,7 @@ def report() -> int:
 def check(settings: LoadSettings) -> int:
     """Print what would be attached with `settings`.
 
-    Returns the exit code, which is 3 if one of the programs cannot run.
+    Returns the exit code, which is 3 if a part of the programs' work cannot be done.
     """
     print("configuration: valid")
     host = _check_host()

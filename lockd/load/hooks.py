@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 FUTEX_CALLS = ("futex", "futex_wait", "futex_waitv", "futex_wake", "futex_requeue")
-"""System calls. The last four are futex2: waitv since 5.16, the others since 6.7."""
+"""The futex system calls. The last four are futex2: futex_waitv since Linux 5.16, the others since 6.7."""
 SYSTEM_CALL = {"aarch64": "__arm64_sys_"}.get(platform.machine(), "__x64_sys_")
 """Prefix of the kernel functions of system calls."""
 FUNCTION_MECHANISMS = ("kprobe", "kretprobe", "fentry", "fexit")
@@ -196,7 +196,7 @@ def _releases(programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
     """Return the files and the macros with which the programs at switches and wake-ups find out who releases
     locks."""
     files, defines = ["daemon/lock_causes.bpf.c", "daemon/lock_queues.bpf.c"], ["WITH_HOLDERS"]
-    if "offcpu" in programs:  # only offcpu sees what holders do
+    if "offcpu" in programs:  # only the program `offcpu` sees what holders do
         defines.append("WITH_CAUSES")
     if "futex" in programs:
         files.append("daemon/user_releases.bpf.c")
@@ -305,7 +305,7 @@ TRYING = (
 """Lock type, return value for success (enum success), and functions that try to take the lock and never
 sleep."""
 TAKING_BY_ANOTHER = ("mutex_lock_io", "mutex_lock_io_nested")
-"""Functions that take a mutex by calling mutex_lock(), unless the compiler has inlined it."""
+"""Functions that call mutex_lock() to take a mutex. If the compiler has inlined it, that call is not seen."""
 RELEASING = (
     ("mutex", "mutex_unlock"),
     ("rwsem_read", "up_read"),
@@ -363,7 +363,7 @@ def _probe(
     required: bool = False,
     variants: bool = False,
 ) -> Candidate:
-    is_newer = hook == "down_read_interruptible"  # 31784cff7ee0 (5.11)
+    is_newer = hook == "down_read_interruptible"  # since Linux 5.11 (31784cff7ee0)
     is_special = hook.startswith(("_mutex", "_down", "ww_", "__ww_")) or hook.endswith(ONLY_DEBUG)
     optional = is_newer or is_special
     return Candidate("kernel_locks", function, mechanism, hook, required, optional, given, variants)

@@ -31,9 +31,9 @@ RETURN_TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kret
 """Functions to which a kretprobe makes a function return: since 6.1 (f3a112c0c40d), since 5.15
 (adf8a61a940c), and before that."""
 FUNCTION = re.compile(rb"^([0-9a-f]+) [tTwW] ([^\s.]+)(\S*)(?:\t\[(\w+)\])?$", re.MULTILINE)
-"""A function in kallsyms: address, name, suffix of a copy, module."""
+"""Matches the line of a function in kallsyms: address, name, suffix of a copy, module."""
 COPY = re.compile(rb"\.(?:isra|constprop|part|llvm)\b[.\w]*")
-"""The suffix that compilers append to the name of a function for a copy of it."""
+"""Matches the suffix that compilers append to the name of a function for a copy of it."""
 
 
 def require_privileges() -> None:
@@ -83,7 +83,7 @@ def mount_tracefs_privately() -> Path:
     target = TRACEFS_PLACES[0]
     failed = libc.unshare(CLONE_NEWNS)
     if not failed:
-        # This fails in a chroot, whose / is not a mount point, and does no harm there.
+        # This fails in a chroot, whose / is not a mount point. The failure does no harm.
         libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None)
         failed = libc.mount(b"nodev", target.encode(), b"tracefs", 0, None)
     if failed:
@@ -156,7 +156,7 @@ class Host:
 
     @cached_property
     def can_cast(self) -> bool:
-        """Whether BPF programs can call the kernel function CAST, and so read any address as a struct.
+        """Whether BPF programs can call programs.CAST of the kernel, and so read any address as a struct.
 
         This takes Linux 6.2 with its JIT on. It is tried, because a kernel that has CAST may refuse all calls
         of functions of the kernel.

@@ -55,8 +55,8 @@ class Loaded:
 def load(settings: LoadSettings) -> Loaded:
     """Attach everything in `settings.programs` that this host can do.
 
-    A missing hook is in the manifest with the reason. A part of the work is not attached at all if this host
-    has no way to do it. Raises HostError if nothing can be attached.
+    A missing hook is in the manifest with the reason, unless it is optional. A part of the work is not
+    attached at all if this host has no way to do it. Raises HostError if nothing can be attached.
     """
     require_pids_of_the_host()
     require_privileges()

@@ -202,8 +202,8 @@ def can_attach_many(mechanism: str) -> bool:
         if mechanism == "kprobe":
             os.close(attach_many(program, mechanism, [TRIED_FUNCTION]))
             return True
-        # The first kernels with links to many places in a file take the id of a process for that of a thread.
-        # Since this was corrected (46ba0e49b642) the kernel checks the id first, and returns EINVAL for -1.
+        # The first kernels with links to many places in a file use `pid` as the id of a thread, not of a
+        # process. Since this was corrected (46ba0e49b642) the kernel checks `pid` first: EINVAL for -1.
         path, offset = ctypes.create_string_buffer(b"/"), ctypes.c_uint64()
         attr = UprobeMulti(
             program, 0, ATTACH_TYPES[MULTI[mechanism]], 0, ctypes.addressof(path),
@@ -271,7 +271,7 @@ def _attach_kprobe(program: int, function: str, mechanism: str) -> int:
     name = ctypes.create_string_buffer(function.encode())
     attr = PerfEventAttr(
         type=int(KPROBE_TYPE.read_text()),
-        config=int(mechanism == "kretprobe"),  # sys/bus/event_source/devices/kprobe/format/retprobe
+        config=int(mechanism == "kretprobe"),  # bit 0: /sys/bus/event_source/devices/kprobe/format/retprobe
         kprobe_func=ctypes.addressof(name),
     )
     return _open_event(program, attr, function, mechanism)
@@ -285,8 +285,8 @@ def _attach_uprobe(program: int, hook: str, mechanism: str, pid: int, file: str)
     name = ctypes.create_string_buffer(os.fsencode(file))
     attr = PerfEventAttr(
         type=int(UPROBE_TYPE.read_text()),
-        config=int(mechanism == "uretprobe"),  # sys/bus/event_source/devices/uprobe/format/retprobe
-        kprobe_func=ctypes.addressof(name),  # uprobe_path, a member of the same union
+        config=int(mechanism == "uretprobe"),  # bit 0: /sys/bus/event_source/devices/uprobe/format/retprobe
+        kprobe_func=ctypes.addressof(name),  # sets uprobe_path, in a union with kprobe_func
         probe_offset=int(hook.rpartition("+")[2], 16),
     )
     return _open_event(program, attr, hook, mechanism, pid)

@@ -20,8 +20,8 @@ HEADERS = BPF_DIR / "headers"
 """The stub kernel tree that bcc gets instead of kernel headers."""
 
 SIZES = {
-    # Overflow maps: every combination of system call, state and slot that occurs. Events of further ones are
-    # counted as dropped.
+    # Overflow maps: every combination of system call, state and slot that occurs. If there are more, events
+    # of combinations without room are counted as dropped.
     "OVER_ENTRIES": 2048,
     # Overflow maps of kernel locks: every combination of type and slot.
     "OVER_KERNEL_ENTRIES": 512,
@@ -110,8 +110,8 @@ OFFSETS = {
 """Struct and member of each offset in bytes that the programs need, by the macro that they use."""
 
 STRUCTS = {"TASK_TYPE": "task_struct", "FILE_TYPE": "file", "POINTER_TYPE": "hlist_head"}
-"""Structs that the programs name by their BTF ids, by the macro that they use; the last one is a pointer and
-nothing else."""
+"""Structs that the programs name by their BTF ids, by the macro that they use. A hlist_head is one pointer
+and nothing else: the programs read pointers as such structs."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def source_for(settings: LoadSettings, choices: Sequence[Choice], host: Host) ->
         **SIZES,
         "ENTRIES": settings.entries,
         "THREADS_ENTRIES": settings.threads,
-        "NAMESPACE_IDS_ENTRIES": settings.threads // 2,  # room for the threads in pid namespaces
+        "NAMESPACE_IDS_ENTRIES": settings.threads // 2,  # for threads in pid namespaces of their own
         "STACKS_ENTRIES": settings.stacks,
         "HOLDING_ENTRIES": settings.entries,
         "FEW": max(min(settings.entries, settings.stacks) // ENDS_PER_MAP, 1),
@@ -180,13 +180,13 @@ def _layout_of(types: KernelTypes) -> dict[str, int | None]:
     # fa2c3254d7cf (5.18) added a fourth argument: the previous thread's state, before a waker can change it.
     if (types.tracepoint_args("sched_switch") or 0) >= 4:
         defines["HAVE_PREV_STATE"] = None
-    if types.has_helper("task_pt_regs"):  # bpf_task_pt_regs(): 5.15; bpf_get_current_task_btf(): 5.11
+    if types.has_helper("task_pt_regs"):  # since Linux 5.15; bpf_get_current_task_btf() since 5.11
         defines["HAVE_TYPED_CURRENT"] = None
-    if types.has_member("task_struct", "on_cpu"):  # kernels for one processor do not have it
+    if types.has_member("task_struct", "on_cpu"):  # kernels for one processor may lack `on_cpu`
         defines["TASK_ON_CPU"] = types.offset("task_struct", "on_cpu")
     if types.has_member("sched_entity", "sched_delayed"):
         defines["TASK_SCHED_DELAYED"] = types.offset("task_struct", "se.sched_delayed")
-    if types.has_member("sched_info", "last_arrival"):  # CONFIG_SCHED_INFO
+    if types.has_member("sched_info", "last_arrival"):  # only with CONFIG_SCHED_INFO
         defines["HAVE_LAST_ARRIVAL"] = None
         defines["TASK_LAST_ARRIVAL"] = types.offset("task_struct", "sched_info.last_arrival")
         defines["TASK_SUM_EXEC"] = types.offset("task_struct", "se.sum_exec_runtime")
@@ -196,9 +196,9 @@ def _layout_of(types: KernelTypes) -> dict[str, int | None]:
     if types.has_member("mutex", "owner") and types.has_member("rw_semaphore", "owner"):
         defines["MUTEX_OWNER"] = types.offset("mutex", "owner")
         defines["RWSEM_OWNER"] = types.offset("rw_semaphore", "owner")
-    if types.has_member("rt_mutex_base", "owner"):  # 830e6acc8a1c (5.15)
+    if types.has_member("rt_mutex_base", "owner"):  # since Linux 5.15 (830e6acc8a1c)
         defines["RTMUTEX_OWNER"] = types.offset("rt_mutex_base", "owner")
-    if types.has_member("rw_semaphore", "osq"):  # only kernels in which writers spin have it
+    if types.has_member("rw_semaphore", "osq"):  # only where writers spin for an rwsem
         defines["RWSEM_OSQ"] = types.offset("rw_semaphore", "osq")
     return defines
 
@@ -228,8 +228,8 @@ def assemble(files: Sequence[str], defines: Mapping[str, int | None]) -> Source:
 def _number(value: int) -> str:
     """Return a number of at most 64 bits as C text.
 
-    A number that is no int is an unsigned one of 64 bits, in two's complement if it is negative: -0x80000000
-    would be 2147483648 in C, because 0x80000000 is unsigned.
+    A negative number, or one too large for an int, becomes an unsigned one of 64 bits, in two's complement:
+    -0x80000000 would be 2147483648 in C, because 0x80000000 is unsigned.
     """
     return hex(value) if 0 <= value <= LARGEST_INT else f"{value & MASK_64:#x}ULL"
 
@@ -262,7 +262,7 @@ def _without_prefix(members: tuple[str, ...]) -> tuple[str, ...]:
 
 
 OF_AN_ARCHITECTURE = ("NR_FUTEX", "NR_RESTART", "NR_CLONE", "NR_EPOLL")
-"""Beginnings of the names of system calls that have other numbers on other architectures."""
+"""Beginnings of the names of macros for system calls that have other numbers on other architectures."""
 
 
 def _constants(text: str) -> dict[str, int]:
