@@ -30,8 +30,8 @@ class BpfObject:
     """The maps of a translation unit, and the programs that have been loaded from it.
 
     All descriptors stay open until close(), or until the process ends. All methods that load or attach,
-    but for load_in_background(), raise HostError with the kernel's reason, or LockdError for an error that
-    may pass.
+    but for load_in_background(), raise HostError with the kernel's reason, or LockdError if the error may be
+    temporary.
     """
 
     def __init__(self, compiled: Compiled, source: Source, host: Host) -> None:
@@ -221,7 +221,7 @@ def create_maps(maps: Sequence[MapDefinition], btf: bytes) -> list[int]:
     """Create maps and return their descriptors in order.
 
     `btf` has the types of keys and values; it may be empty. Raises HostError with the kernel's reason,
-    LockdError for an error that may pass; no map is left then.
+    LockdError if the error may be temporary; no map is left then.
     """
     types = _load_btf(btf)
     fds: dict[str, int] = {}

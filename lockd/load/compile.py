@@ -55,7 +55,7 @@ def compile_source(source: Source) -> Compiled:
     """Compile a source with bcc.
 
     Raises HostError if bcc cannot be imported or the kernel refuses a map for good. Raises LockdError with
-    the compiler's messages, or if the kernel refuses a map for a reason that may pass.
+    the compiler's messages, or if the kernel refuses a map for a reason that may be temporary.
 
     This needs the privileges for creating maps: bcc creates them while it compiles. They are closed with the
     rest of bcc's objects before this function returns.

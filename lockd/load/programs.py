@@ -102,7 +102,7 @@ def load(code: bytes, name: str, mechanism: str, btf_id: int = 0, verbose: bool 
 
     `mechanism` is a key of TYPES. `btf_id` is the BTF id of the kernel function that the program is for, if
     it is loaded for fentry, fexit or iterator. Raises HostError if the kernel refuses the program, LockdError
-    for an error that may pass. With `verbose` the message has the last lines of the verifier's log.
+    if the error may be temporary. With `verbose` the message has the last lines of the verifier's log.
     """
     instructions, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
     attr = ProgLoad(
@@ -131,7 +131,7 @@ def attach(program: int, mechanism: str, hook: str, tracefs: Path, pid: int = 0,
     """Attach a program that was loaded for `mechanism`; return the descriptor that keeps it attached.
 
     `hook`, `pid` and `file` are as in hooks.Candidate; for fentry and fexit the hook was fixed when the
-    program was loaded. Raises HostError with the kernel's reason, LockdError for an error that may pass.
+    program was loaded. Raises HostError with the kernel's reason, LockdError if the error may be temporary.
     """
     match mechanism:
         case "tracepoint":
@@ -171,7 +171,7 @@ def attach_many(program: int, mechanism: str, hooks: Sequence[str], pid: int = 0
 def run_iterator(program: int) -> None:
     """Run a program that was loaded for `iterator` once for every object of its kind.
 
-    Raises HostError with the kernel's reason, LockdError for an error that may pass.
+    Raises HostError with the kernel's reason, LockdError if the error may be temporary.
     """
     link = bpf(BPF_LINK_CREATE, LinkCreate(prog_fd=program, attach_type=ATTACH_TYPES["iterator"]))
     if link < 0:
