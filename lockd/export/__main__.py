@@ -61,7 +61,7 @@ def main() -> int:
         _drop_privileges(args.web_config)
         # SIGKILL ends even a stopped exporter, which would otherwise keep the port.
         privileges.die_with_parent(signal.SIGKILL)
-        if os.getppid() != parent:  # the parent ended before the line above
+        if os.getppid() != parent:  # the parent ended before the request for its signal
             return 0
         # The filter of system calls is set before any input from clients is read.
         confinement.confine(confinement.EXPORTER, log_is_journal=logs.open_journal())
@@ -107,7 +107,7 @@ def _reload(service: Service, level: str, share: float) -> bool:
 
 
 def _drop_privileges(web_config: Path | None) -> None:
-    if web_config:  # imported first: the unprivileged user may not be able to read lockd's own files
+    if web_config:  # imported as root: the unprivileged user may not be able to read lockd's files
         import lockd.export.web_config_file  # noqa: F401
     privileges.drop_all(privileges.unprivileged_user("lockd"))
 

@@ -20,7 +20,8 @@ time, or up to a second if the hash was made with a higher cost."""
 MOST_QUEUES = 256
 """The largest number of sources with passwords that wait to be checked."""
 WRONG_SHARE, WRONG_SAVED = 0.2, 2.0
-"""The arguments of the Allowance for checks of wrong passwords: share of a processor and saved seconds."""
+"""Limits of one source for checks of wrong passwords: a share of a processor, and the most CPU seconds that
+it can save up (lockd/export/sources.py)."""
 
 
 class TooManyPasswords(Exception):
@@ -37,24 +38,24 @@ class _Queue:
 
 
 class BasicAuth:
-    """Checks the Authorization headers of requests. After the first time a right password needs no bcrypt."""
+    """Checks the Authorization headers of requests. A right password needs bcrypt only the first time."""
 
     def __init__(self) -> None:
         # With one thread, clients that try passwords use one core at most.
         self._thread = ThreadPoolExecutor(1, "bcrypt")
         self._turn = asyncio.Lock()
-        """Held to use the thread. Only the first request of each queue waits for it: sources take turns."""
+        """Held to use `_thread`. Only the first request of each queue waits for it, so sources take turns."""
         self._queues: dict[str, _Queue] = {}
         """Queues by source."""
         self._wrong = Allowance(WRONG_SHARE, WRONG_SAVED)
         self._right: set[bytes] = set()
-        """Digests of the passwords that were found right, each with its user name and bcrypt hash."""
+        """Digests of right passwords. Each is made of a bcrypt hash, a user name and the password."""
         self._ended = asyncio.Event()
         self._secret = secrets.token_bytes(32)
 
     def close(self) -> None:
-        """Cancel all checks. From now on only passwords that were found right before count as right, and no
-        request waits for a check."""
+        """Begin no further check. From now on only passwords that were found right before count as right. At
+        most one request still waits: for the check that runs."""
         self._ended.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -62,7 +63,8 @@ class BasicAuth:
         """Whether the Authorization header names one of `users` with the right password.
 
         `users`: bcrypt hashes by user name; if there are none, every request is allowed. The answer is
-        delayed for a source that has sent many wrong passwords. Raises TooManyPasswords if too many wait.
+        delayed for a source that has sent many wrong passwords. Raises TooManyPasswords if too many passwords
+        wait to be checked.
         """
         if not users:
             return True
@@ -77,9 +79,9 @@ class BasicAuth:
             return True
         with self._queued(source) as queue:
             async with queue.first:
-                if key in self._right:  # a request before this one had the same password
+                if key in self._right:  # checked for a request before this one
                     return True
-                with contextlib.suppress(asyncio.TimeoutError):  # the builtin one only since Python 3.11
+                with contextlib.suppress(asyncio.TimeoutError):  # is TimeoutError only since Python 3.11
                     await asyncio.wait_for(self._ended.wait(), self._wrong.seconds_until_allowed(source))
                 async with self._turn:
                     if self._ended.is_set():
@@ -128,13 +130,13 @@ def _credentials(authorization: str | None) -> tuple[str, bytes] | None:
     try:
         name, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
         return (name.decode(), password) if colon else None
-    except ValueError:  # neither base64 nor UTF-8
+    except ValueError:  # not base64, or its user name is not UTF-8
         return None
 
 
 def _matches(bcrypt_hash: str, password: bytes) -> tuple[bool, float]:
     """Whether the password has this hash, and the CPU seconds that the check took."""
-    import bcrypt  # only here: it takes 1 MB of memory, and most hosts have no users
+    import bcrypt  # not at the top: it takes 1 MB of memory, and most hosts need no passwords
 
     began = time.thread_time()
     # bcrypt uses the first 72 bytes of a password. Its newer releases refuse longer passwords instead of

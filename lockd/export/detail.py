@@ -15,7 +15,7 @@ from lockd.views.profile import KernelFrame, Mark, Profile, Sample, Value
 Head = Mapping[str, Any]
 Arrays = Mapping[str, memoryview]
 Block = tuple[Head, Arrays]
-"""A snapshot, as lockd.messages.unpack() returns it."""
+"""The head and the arrays of a snapshot, as lockd.messages.unpack() returns them."""
 
 FILTERS = ("unit", "comm", "kind")
 """Parameters of a request; each has the value that rows must have in the column of the same name."""
@@ -23,7 +23,7 @@ MOST_ROWS = 1000
 """The most rows of an answer, and of the sampler's tables of threads and of locks."""
 DEFAULT_ROWS = 100
 OF_LOCKS = ("futex", "kernel_locks")
-"""The programs whose waits are for locks, which have holders."""
+"""The programs whose waits are for locks. Only a profile of these can show holders."""
 OFFCPU = "offcpu"
 """The program whose waits have wakers (lockd/export/wait_profile.py)."""
 PROGRAMS = (*OF_LOCKS, OFFCPU)
@@ -139,7 +139,7 @@ class ProfileQuery:
         self.seconds = 0 if seconds is None else _whole_number("seconds", seconds, MOST_SECONDS)
 
     def has_lock(self, row: Mapping[str, Any]) -> bool:
-        """Whether a profile of locks includes this row of their table."""
+        """Whether the profile includes this row of the table of locks."""
         if row["program"] not in self._programs:
             return False
         if row["program"] == "futex" and "kind" not in self.filters and row["kind"] not in CONTENTION:
@@ -147,7 +147,7 @@ class ProfileQuery:
         return self.matches(row)
 
     def matches(self, values: Mapping[str, str]) -> bool:
-        """Whether something has the values of the filters; `values` are by the names of FILTERS."""
+        """Whether `values`, with a value for each name in FILTERS, has the values that were asked for."""
         return all(values[name] == value for name, value in self.filters.items())
 
 
@@ -160,8 +160,9 @@ def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
     """A profile of the waits for locks since the daemon started, or for each lock since the sampler
     has a row for it.
 
-    The values of a sample are the blocked time of waits that have ended, the time of the longest wait that
-    goes on, and the number of waits that have ended. The values of a sample of a holder are HOLDER_VALUES.
+    The values of a sample are the blocked time of waits that have ended and the time of the longest wait that
+    goes on, both in microseconds, and the number of waits that have ended. The values of a sample of a holder
+    are HOLDER_VALUES.
     """
     keyed = zip(arrays["locks.key"], table_rows("locks", head, arrays), strict=True)
     rows = ((key, row) for key, row in keyed if query.has_lock(row))
@@ -173,7 +174,7 @@ def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
 
 @dataclass(frozen=True)
 class LockSample(Sample):
-    """A sample of a row of the table of locks."""
+    """A sample that is made from a row of the table of locks."""
 
     key: int = 0
     """The number by which the sampler identifies the row. Names do not suffice: the mutexes of many objects

@@ -28,7 +28,7 @@ from lockd.export.catalog import CATALOG, Metric
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 else:
-    Collector = object  # prometheus_client has the class since 0.14; Ubuntu 22.04 has 0.9, without it
+    Collector = object  # prometheus_client has Collector since 0.14; Ubuntu 22.04 has 0.9
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
 Encode = Callable[[CollectorRegistry], bytes]
@@ -40,7 +40,7 @@ PROCESS = "exporter"
 """The value of the label `process` for this process."""
 CPU_SECONDS = "lockd_cpu_seconds_total"
 PLAIN = 1_000_000
-"""prometheus_client writes smaller counts with all their digits. A format string does the same faster."""
+"""prometheus_client writes counts below this one with all their digits. A format string does that faster."""
 
 
 class SnapshotError(LockdError):

@@ -69,9 +69,9 @@ them."""
 OPENMETRICS = "application/openmetrics-text"
 
 WORK_SAVED = 10.0
-"""Seconds of CPU time that one source can save of its share."""
+"""The most CPU seconds that one source can save up while it does not use its share."""
 SETTLED_SECONDS = 0.02
-"""CPU seconds that a request of /-/settled is charged with: the answers for all clients are made again."""
+"""CPU seconds that a request of /-/settled costs its source, as it makes lockd compute all answers anew."""
 
 _ERROR_HEADERS = {
     401: ("WWW-Authenticate", 'Basic realm="lockd"'),
@@ -100,7 +100,7 @@ class Service:
         self._thread = ThreadPoolExecutor(1, "render")
 
     def close(self) -> None:
-        """Cancel renderings that have not begun, and all checks of passwords."""
+        """Cancel renderings and checks of passwords that have not begun."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self.auth.close()
 
@@ -166,7 +166,7 @@ class Service:
             yield
         finally:
             self._slow[source] -= 1
-            self._slow = +self._slow  # forgets sources without such requests
+            self._slow = +self._slow  # removes sources with a count of 0
 
     def _expose(self, answer: Answer, encode: Encode, content_type: str, zipped: bool) -> bytes:
         if content_type not in self._expositions:
@@ -176,7 +176,7 @@ class Service:
         return gzip.compress(text, 1, mtime=0) if zipped else text
 
 
-@stream_request_body  # so that a request can be refused before its body is read
+@stream_request_body  # tornado then calls prepare() before it reads the body of a request
 class Handler(RequestHandler):
     """The checks of a request, the headers and the errors, which are the same for every path."""
 
@@ -187,7 +187,7 @@ class Handler(RequestHandler):
     _is_sending = False
 
     def initialize(self) -> None:
-        # prepare() would be too late: tornado refuses unknown methods before it calls prepare().
+        # Not in prepare(): for unknown methods tornado sends an error without a call of prepare().
         self._has_body = self._remove_body_headers()
 
     @property
@@ -249,8 +249,8 @@ class Handler(RequestHandler):
         """Whether the request may come from a foreign page in a browser, by DNS rebinding.
 
         The attacker's DNS server returns the address of this host for the host name of such a page. Only
-        requests to the loopback address are checked: what is served there is for this host only, which hardly
-        uses other names for it. A foreign page cannot have a host name without a dot, or this host's name.
+        requests to loopback addresses are checked: their clients run on this host, and hardly use other names
+        than the allowed ones. Names without a dot and this host's name are allowed: no foreign page has them.
         """
         assert self._stream
         local = self._stream.socket.getsockname()
@@ -269,7 +269,7 @@ class Handler(RequestHandler):
         headers = self.request.headers
         has_body = "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"
         for name in ("Transfer-Encoding", "Content-Length"):
-            headers.pop(name, None)  # `del` fails for headers that were sent twice
+            headers.pop(name, None)  # tornado's `del` fails for a header that was sent twice
         return has_body
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
@@ -285,7 +285,7 @@ class Handler(RequestHandler):
         self._is_sending = True
         try:
             await asyncio.wait_for(self._send(body), REPLY_TIMEOUT)
-        except asyncio.TimeoutError:  # the builtin one only since Python 3.11
+        except asyncio.TimeoutError:  # is TimeoutError only since Python 3.11
             log.debug("%s does not read its answer", self.request.remote_ip)
             if self._stream is not None:
                 abort(self._stream)
@@ -301,7 +301,7 @@ class Handler(RequestHandler):
         await self.finish(body)
 
     def on_finish(self) -> None:
-        if not self._is_sending:  # tornado calls this before the client has read anything
+        if not self._is_sending:  # else reply() does it when the client has read the answer
             self._not_busy()
 
     def on_connection_close(self) -> None:
@@ -309,7 +309,7 @@ class Handler(RequestHandler):
         self._not_busy()
 
     def _not_busy(self) -> None:
-        # The next request on the connection may have begun already.
+        # The entry may already be that of the next request on the connection.
         if self._stream is not None and self.service.busy.get(self._stream) is self:
             del self.service.busy[self._stream]
 
@@ -487,7 +487,7 @@ def abort(stream: IOStream) -> None:
 
 
 def _make_profile(query: ProfileQuery, later: Answer, earlier: Answer | None = None) -> Profile:
-    """The profile of everything up to an answer of the sampler, or of what came since an earlier one."""
+    """The profile that `query` asks for, up to the snapshot `later`, or between the two snapshots."""
     now, before = unpack(later.block), unpack(earlier.block) if earlier else None
     if query.program == OFFCPU:
         return profile_of_waits(query, now, before)

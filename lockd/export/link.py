@@ -43,7 +43,7 @@ class SamplerError(LockdError):
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A block of lockd.messages, and the texts that were made from it, which all its clients share."""
+    """A block of lockd.messages, and the texts that were made from it, by format. All clients share them."""
 
     block: memoryview
     texts: dict[Hashable, asyncio.Future[bytes]] = field(default_factory=dict)
@@ -71,7 +71,8 @@ class SamplerLink:
         self.closed = asyncio.Event()
         """Set when the sampler has closed its end, or when sending or receiving has failed."""
         self.reload: Callable[[str, float], bool] = lambda level, share: True
-        """Applies a log level and a share for requests, and reads the web configuration again.
+        """Applies a log level and the share of a processor for the requests of one source (`inf`: no limit),
+        and reads the web configuration again.
 
         Returns whether the web configuration is valid.
         """
@@ -82,12 +83,13 @@ class SamplerLink:
         self._send(SERVING)
 
     async def ask(self, request: bytes) -> Answer:
-        """The answer to a request of lockd.messages. Raises SamplerError if it has none within TIMEOUT."""
+        """The answer to a request of lockd.messages. Raises SamplerError if the sampler is gone, refuses the
+        request, or does not answer within TIMEOUT seconds."""
         if request in self._latest:
             return self._latest[request]
         try:
             return await asyncio.wait_for(self._shared(request), TIMEOUT)
-        except asyncio.TimeoutError:  # the builtin one only since Python 3.11
+        except asyncio.TimeoutError:  # is TimeoutError only since Python 3.11
             raise SamplerError(
                 f"sampler: no answer on the control socket within {TIMEOUT:g} s;"
                 " rule: the sampler answers at each tick"
@@ -96,7 +98,7 @@ class SamplerLink:
     async def wait_until_settled(self) -> None:
         """Wait until the next answers include everything that happened before the call.
 
-        Raises SamplerError.
+        Raises SamplerError if the sampler is gone, or does not answer within SETTLED_TIMEOUT seconds.
         """
         if self.closed.is_set():
             raise _gone("the control socket is closed")
@@ -108,7 +110,7 @@ class SamplerLink:
         try:
             # A caller that gives up keeps its place in the queue: the sampler answers requests in order.
             await asyncio.wait_for(asyncio.shield(is_counted), SETTLED_TIMEOUT)
-        except asyncio.TimeoutError:  # the builtin one only since Python 3.11
+        except asyncio.TimeoutError:  # is TimeoutError only since Python 3.11
             raise SamplerError(
                 f"sampler: not everything is counted after {SETTLED_TIMEOUT:g} s;"
                 " rule: three ticks, and the time until the locks of all earlier futex calls are known"
@@ -149,7 +151,7 @@ class SamplerLink:
             self._send(RELOADED if self.reload(level, float(share)) else NOT_RELOADED)
             return
         if message == SETTLED and not fds:
-            self._latest.clear()  # these answers may lack what has settled
+            self._latest.clear()  # these answers may lack events that are counted by now
             if self._settling:
                 self._settling.popleft().set_result(None)
             return
@@ -175,7 +177,7 @@ class SamplerLink:
             self._close(error.strerror)
 
     def _forget(self, request: bytes, answer: Answer) -> None:
-        if self._latest.get(request) is answer:  # after SETTLED there may be a later answer
+        if self._latest.get(request) is answer:  # after SETTLED it may be a later answer
             del self._latest[request]
 
     def _close(self, why: str | None) -> None:

@@ -26,10 +26,10 @@ HEADER_TIMEOUT = 10.0
 LARGEST_HEADER = 16_384
 """The most bytes of a request's headers."""
 SEND_BUFFER = 128 * 1024
-"""Bytes of answers for which a connection has room in the kernel, which takes up to twice as much memory.
+"""Bytes of unread answers that the kernel holds for a connection, in up to twice as much memory (SO_SNDBUF).
 
-For a client that does not read, the kernel would let this room grow to some megabytes, and count them as
-memory of the service.
+Without this limit, the buffer for a client that does not read could grow to some megabytes, which the kernel
+counts as memory of the service.
 """
 ACCEPTED_AT_ONCE = 128
 """Connections that are accepted before other events are handled."""
@@ -42,7 +42,7 @@ _LIMITS: dict[str, int] = {
 _GRACE = 2.0
 """Seconds that finish() waits for the answers to requests."""
 _FAREWELL = 0.5
-"""Seconds that finish() then waits for handlers to notice the end of their connections."""
+"""Seconds that finish() waits, after _GRACE, for handlers to notice the end of their connections."""
 
 
 class Server(HTTPServer):
@@ -50,7 +50,7 @@ class Server(HTTPServer):
 
     Such a client has sent no whole request, or does not read its answer. However many of them there are,
     they keep out no other client, not even at the same address. If every client waits for lockd, the server
-    closes a connection of the source that has most, so that other sources are served as well. TLS is set up
+    closes one of the source with most connections, so that other sources are served as well. TLS is set up
     for each connection, so new certificates need no restart.
     """
 
@@ -76,9 +76,9 @@ class Server(HTTPServer):
         log.info("listening on %s", _text(listening.getsockname()))
 
     async def finish(self) -> None:
-        """Stop to accept connections, answer the pending requests, and close all connections.
+        """Stop accepting connections, answer the pending requests, and close all connections.
 
-        Requests without an answer after _GRACE are given up, as their handlers may wait for a minute.
+        Requests without an answer after _GRACE seconds are given up, as their handlers may wait for a minute.
         """
         while self._listening:
             asyncio.get_running_loop().remove_reader(self._listening.pop())
@@ -89,11 +89,11 @@ class Server(HTTPServer):
         for stream in list(self._open):
             stream.close()
         self._service.close()
-        with contextlib.suppress(asyncio.TimeoutError):  # the builtin one only since Python 3.11
+        with contextlib.suppress(asyncio.TimeoutError):  # is TimeoutError only since Python 3.11
             await asyncio.wait_for(self.close_all_connections(), _FAREWELL)
 
     def _watch(self, listening: socket.socket) -> None:
-        if listening in self._listening:  # not after finish()
+        if listening in self._listening:  # finish() removes it
             asyncio.get_running_loop().add_reader(listening, self._accept_waiting, listening)
 
     def _accept_waiting(self, listening: socket.socket) -> None:
@@ -140,9 +140,9 @@ class Server(HTTPServer):
         """Close a connection to make room for one of `source`. Returns whether there is room.
 
         A stream that waits to write most likely has a client that does not read, because others read their
-        answer in milliseconds. The streams without a request are not closed before these, but by age together
-        with them: among many clients that do not read, the only stream without a request can be a new one
-        whose request is on its way.
+        answer in milliseconds. Streams without a request have no precedence over streams that wait to write:
+        the oldest of both kinds is closed. Among many clients that do not read, the only stream without a
+        request can be a new one whose request is on its way.
         """
         busy = self._service.busy
         closed = next((stream for stream in self._open if stream not in busy or stream.writing()), None)

@@ -43,11 +43,11 @@ class Stack(NamedTuple):
 
 EMPTY = Stack((), ())
 OTHER_STACKS = Stack(("[other stacks]",), ())
-"""Stands for the stacks of a group for which the sampler has no room."""
+"""Stands for those stacks of a group for which the sampler has no room."""
 
 
 class Place(NamedTuple):
-    """Where threads waited, and who woke them up there."""
+    """The stack in which threads waited, and the name and stack of their waker."""
 
     stack: Stack
     waker: str = ""
@@ -142,7 +142,7 @@ def _between(earlier: Groups, later: Groups) -> Groups:
 
 
 def _sum(group: Group, more: Group) -> Group:
-    """The waits of both groups that have ended."""
+    """The sum of two groups, except that the ongoing waits are those of `group` alone."""
     return replace(
         group,
         blocked_ns=group.blocked_ns + more.blocked_ns,
@@ -167,9 +167,9 @@ def _difference(old: Group, new: Group) -> Group:
 def _weights_between(old: dict[Place, Weight], new: dict[Place, Weight]) -> dict[Place, Weight]:
     """The weights that were added to a group.
 
-    The sampler may have merged stacks into REST in between, but the sum of all weights never falls. REST gets
-    the part of the growth of this sum that no other stack has. If REST had stacks before, a stack that had no
-    place of its own may have been among them, with any part of its weight. As the growth of such a stack is
+    The sampler may have merged places into one, REST, in between, but the sum of all weights never falls.
+    REST gets the part of the growth of this sum that no other place has. If `old` has REST, each place that
+    `old` lacks may have been merged into it, with any part of its weight. As the growth of such a place is
     unknown, it counts in REST.
     """
     came = {}
@@ -177,7 +177,7 @@ def _weights_between(old: dict[Place, Weight], new: dict[Place, Weight]) -> dict
         if place not in old and REST in old:
             continue
         before = old.get(place, Weight())
-        if ns < before.ns or samples < before.samples:  # it was merged, and counts from zero
+        if ns < before.ns or samples < before.samples:  # merged into REST since, and counted from zero
             before = Weight()
         came[place] = Weight(ns - before.ns, samples - before.samples)
     came.pop(REST, None)
@@ -202,8 +202,8 @@ def _merged(weights: Iterable[tuple[Place, Weight]]) -> dict[Place, Weight]:
 
 
 def _samples(name: GroupName, group: Group, is_by_waker: bool) -> Iterator[Sample]:
-    """The waits of a group: its blocked time, in shares as large as the weights of its samples say, and the
-    time so far of its ongoing waits.
+    """The samples of a profile for one group: its blocked time, divided among stacks in proportion to their
+    weights, and the time so far of its ongoing waits.
 
     The sum of the weights is not the blocked time, because only few waits are sampled. The weights give the
     shares of the stacks in the blocked time, which is known exactly.

@@ -38,7 +38,7 @@ class Settings:
     """If there are any, a client's certificate must have one of them as subject alternative name."""
 
     def protections(self) -> set[str]:
-        """The keys of the file that restrict who can read from the exporter, if they are in force."""
+        """The keys in force that restrict who can read from the exporter, by their dotted names."""
         in_force = {
             "basic_auth_users": bool(self.users),
             "tls_server_config": self.tls is not None,
@@ -76,7 +76,7 @@ class WebConfig:
     def read_again(self, why: str) -> bool:
         """Read the file, if there is one. Returns False if it is invalid, and logs its errors.
 
-        `why` is the reason for the log.
+        `why` is the reason that the log gives.
         """
         if self._path:
             try:
@@ -88,7 +88,7 @@ class WebConfig:
         return True
 
     def _read(self, path: Path) -> Settings:
-        # An exporter without a file does without yaml and the grammar of the file, which take 1 MB.
+        # Not at the top: an exporter without such a file needs neither yaml nor this module, which take 1 MB.
         from lockd.export import web_config_file
 
         # The signatures are taken before the files are read, so that no change is missed.
@@ -110,14 +110,14 @@ class WebConfig:
         """Store the protections. Raises ConfigError if one is missing that is in force."""
         self._stored.seek(0)
         lost = set(self._stored.read().decode().split()) - protections
-        if "tls_server_config" in lost:  # the message need not name its keys as well
+        if "tls_server_config" in lost:  # the message need not name the keys below it
             lost = {key for key in lost if not key.startswith("tls_server_config.")}
         if lost:
             raise ConfigError(
                 f"{path}: it no longer has {', '.join(sorted(lost))}; rule: only a restart of lockd removes"
                 " a protection, because a file that is only half written looks the same"
             )
-        self._stored.seek(0)  # the text overwrites the previous one, because it never gets shorter
+        self._stored.seek(0)  # no truncate(): the names only become more, so the text never gets shorter
         self._stored.write(" ".join(sorted(protections)).encode())
 
 

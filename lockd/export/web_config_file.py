@@ -34,7 +34,7 @@ CLIENTS = {
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 _CLIENTS_OF_GO = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
-"""Policies of Go that accept a certificate without verification, which Python's ssl does not support."""
+"""Go's policies that accept clients' certificates without verification. Python's ssl has no such mode."""
 CURVES = {
     "CurveP256": "prime256v1",
     "CurveP384": "secp384r1",
@@ -52,7 +52,7 @@ CIPHERS = {  # Go's names and OpenSSL's names; the ciphers of TLS 1.3 cannot be 
         ("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305"),
     )
 }
-_HEADERS: dict[str, tuple[str, ...]] = {  # with the values that a header can have, or () for any value
+_HEADERS: dict[str, tuple[str, ...]] = {  # the values that each header can have; () for any value
     "Content-Security-Policy": (),
     "Strict-Transport-Security": (),
     "X-Content-Type-Options": ("nosniff",),
@@ -70,7 +70,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 def _file() -> Rule[str]:
     def parse(text: str) -> str:
-        if not text.isprintable():  # open() raises ValueError for some of them
+        if not text.isprintable():  # open() raises ValueError for some texts, as for NUL
             raise ValueError(text)
         return text
 
@@ -78,7 +78,7 @@ def _file() -> Rule[str]:
 
 
 def _unsupported(instead: str) -> Rule[None]:
-    """The rule of a key of the format that lockd does not support."""
+    """The rule of a key that the format has, but lockd does not support. `instead` ends the error message."""
 
     def read(node: yaml.Node) -> None:
         if node.tag != NULL:
@@ -286,9 +286,10 @@ def _no_password() -> str:
 
 
 def _check_readable(path: Path, message: str) -> None:
-    """Raises ConfigError that begins with `message` if this user cannot read the regular file at `path`."""
+    """Raise a ConfigError that begins with `message` if this user cannot read `path`, or if it is no regular
+    file."""
     try:
-        # O_NONBLOCK: the open of a pipe, as by OpenSSL, would wait until somebody writes to the pipe.
+        # O_NONBLOCK: without it, open() of a named pipe would wait for a writer, as it would in OpenSSL.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -298,7 +299,7 @@ def _check_readable(path: Path, message: str) -> None:
     except PermissionError as error:
         user = _user_name()
         rule = f"chown {user} {path} && chmod 0400 {path}, and let {user} into the directories above"
-        if user == "nobody":  # other services may run as nobody too
+        if user == "nobody":  # then other services that run as nobody could read the file
             rule = (
                 "do not give the user nobody access, but make a user lockd, by `make install` or by"
                 " `useradd --system --no-create-home --shell /usr/sbin/nologin lockd`; then"

@@ -15,7 +15,7 @@ CPUCLOCK_SCHED = 2
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far, in seconds, with that of its children that have ended.
+    """CPU time of a process so far, in seconds, with that of its children that it has waited for.
 
     Raises OSError if there is no such process.
     """
@@ -24,7 +24,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def suspended_ns() -> int:
-    """For how long the host has been suspended since it booted: CLOCK_MONOTONIC leaves this time out."""
+    """Nanoseconds for which the host has been suspended since it booted. CLOCK_MONOTONIC leaves them out."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
 
 

@@ -19,7 +19,7 @@ from lockd.errors import HostError, LockdError
 
 try:
     import seccomp
-except ImportError:  # confine() reports it
+except ImportError:  # confine() then raises HostError
     seccomp = None
 
 Rules = dict[str, tuple[tuple[Any, ...], ...]]
@@ -68,7 +68,7 @@ READING = {
     **_one_of("ioctl", 1, TCGETS, FIONREAD, FIONBIO, FIOCLEX),
     **_one_of("fcntl", 1, F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC),
     **_any("recvfrom"),
-    "sendto": ((4, "EQ", 0),),  # without an address, and so only to the peer of a connected socket
+    "sendto": ((4, "EQ", 0),),  # no address: only to the peer of a connected socket
 }
 """The calls to compute, and to open files and read them."""
 NAMER = {
@@ -77,7 +77,7 @@ NAMER = {
     # By these calls the namer's children drop the rest of their privileges (names/objects/demangle.py).
     **_any("wait4 waitid capget capset seccomp dup2 dup3 close_range"),
     **_one_of("prctl", 0, *PRCTL),
-    **_one_of("prlimit64", 0, 0),  # only its own limits
+    **_one_of("prlimit64", 0, 0),  # process 0: only the caller's own limits
 }
 """The calls to read files and fork children. The namer can neither signal a child nor execute a program."""
 EXPORTER = {
@@ -106,14 +106,14 @@ def confine(rules: Rules, log_is_journal: bool = False) -> None:
     only = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
     for call, alternatives in (rules | (_any("sendmsg") if log_is_journal else {})).items():
         if not is_known(call):
-            continue  # newer than libseccomp: callers that prefer it fall back
+            continue  # a call newer than libseccomp; its callers fall back to an older one
         for number, comparison, *values in alternatives:
             only.add_rule(seccomp.ALLOW, call, seccomp.Arg(number, getattr(seccomp, comparison), *values))
         if not alternatives:
             only.add_rule(seccomp.ALLOW, call)
     try:
         only.load()  # also sets no_new_privs
-    except RuntimeError as error:  # its message is all that libseccomp says
+    except RuntimeError as error:  # libseccomp gives no details beyond its message
         raise LockdError(
             f"confinement: the kernel refused the filter of system calls of process {os.getpid()}: {error};"
             " rule: the kernel needs CONFIG_SECCOMP_FILTER"
@@ -124,5 +124,5 @@ def is_known(call: str) -> bool:
     """Whether libseccomp knows the system call of this name."""
     try:
         return bool(seccomp.resolve_syscall(seccomp.Arch(), call) >= 0)
-    except ValueError:  # newer releases raise this where older ones return -1
+    except ValueError:  # from newer releases of libseccomp; older ones return -1
         return False

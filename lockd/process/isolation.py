@@ -23,7 +23,7 @@ def command(module: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    if ROOT not in sys.path:  # Python searches it already if lockd is installed as one of its packages
+    if ROOT not in sys.path:  # else lockd is installed in a directory that Python searches anyway
         sys.path.insert(0, ROOT)
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

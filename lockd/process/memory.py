@@ -22,11 +22,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 class LazyModule(ModuleType):
     """Stands for a module until one of its attributes is read. Then the module is imported.
 
-    importlib.util.LazyLoader does not do, because `from package import module` already imports its modules.
+    importlib.util.LazyLoader is not enough: `from package import module` already makes it import the module.
     """
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):  # the import system reads these attributes
+        if name.startswith("__"):  # the import system reads these, and must not cause the import
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -45,8 +45,9 @@ def stub_unused_numpy() -> None:
     # process has at that time, whatever the process drops later (process/privileges.py).
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     places = numpy.submodule_search_locations or []
-    # numpy 2 imports these modules on demand; with a LazyModule its __getattr__() would not end. Its folder
-    # _core is no sign of it: numpy 1.26 has one to read what numpy 2 has pickled, but without this file.
+    # numpy 2 imports these modules on demand itself, and with a LazyModule its __getattr__() would recurse
+    # without end. Its sign is this file: numpy 1.26 has a folder _core too (to read pickles of numpy 2), but
+    # not the file.
     if any((Path(place) / "_core" / "numeric.py").exists() for place in places):
         return
     for name in UNUSED:
@@ -62,8 +63,8 @@ def return_freed_memory(block_bytes: int = 128 << 10) -> None:
 
     The next block of that size then costs page faults. glibc starts with 128 KiB as well, but raises this
     limit to the size of the last block that was freed, up to 32 MiB. Blocks below the raised limit come from
-    the heap, whose holes stay resident, with up to twice as much unused memory at its end. musl has no such
-    setting.
+    the heap. Its holes stay resident, and so does unused memory at its end, up to twice the limit. musl has
+    no such setting.
     """
     import ctypes  # not at the top: every command imports this module, and most do without ctypes
 

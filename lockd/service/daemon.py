@@ -30,8 +30,8 @@ from lockd.service.systemd import Systemd
 log = logging.getLogger(__name__)
 
 LASTED_SECONDS = 60.0
-"""Seconds from the report to systemd that a start is complete until the start counts as one that has not
-failed."""
+"""Seconds after the report to systemd that a start is complete. If lockd still runs then, the failures of
+earlier starts no longer count (Store.note_lasted())."""
 
 
 def sampler_settings(config: Config) -> SamplerSettings:
@@ -77,7 +77,7 @@ class Daemon:
         self._systemd, self._store = systemd, store
         self._is_ready = False
         self._lasts_at = 0.0
-        """When this start begins to count as one that has not failed, by the monotonic clock in seconds."""
+        """When to call Store.note_lasted(), by the monotonic clock in seconds; inf after the call."""
         self._state: tuple[str, bool, int] | None = None
         """Trouble with the exporter, whether the last reload was successful, and the restraint level."""
         self._text = ""
@@ -89,7 +89,7 @@ class Daemon:
         self._loop = Loop(sampler, config.period_ns, self._on_message, self._after_tick, wakeup)
         self._reloads = Reloads(config, read, self._take_config, systemd.notify_reloading, self._note_reload)
         self._had_terminal = has_terminal()
-        self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup sets it
+        self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup ignores SIGHUP
 
     def run(self, exporter: Exporter) -> None:
         """Run until SIGTERM or SIGINT. `exporter` is the first exporter, which was started already."""
@@ -163,7 +163,7 @@ class Daemon:
                 self._store.note_lasted()
 
     def _status(self) -> str:
-        """The state of the service for `systemctl status`. It is put into words only if it has changed."""
+        """The text for `systemctl status`. It is made anew only if `_state` has changed."""
         budget, was_reloaded = self._sampler.cpu_budget, self._reloads.was_successful
         state = self._supervisor.trouble, was_reloaded, budget.restraint.level
         if state != self._state:

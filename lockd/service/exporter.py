@@ -1,7 +1,7 @@
 """The exporter as seen from the sampler: a child process, and the supervisor that replaces a lost one.
 
 Exporter is one child process. Supervisor asks it every few seconds for a sign of life, and starts another one
-when it has ended or hangs. Neither of them makes the sampler wait before lockd ends.
+when it has ended or hangs. While lockd runs, neither of them makes the sampler wait.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ ENDING_SECONDS = 3.0
 KILLED_SECONDS = 2.0
 """Seconds for a killed exporter to be gone when lockd ends."""
 NO_AUTHORITIES = {"SSL_CERT_FILE": os.devnull}
-"""Environment of the exporter. tornado, when imported, reads the certificates of all authorities that the
-host trusts, which takes a fifth of the exporter's start. Only clients of other servers need them."""
+"""Environment variables for the exporter, with which it finds no certificates of authorities. Otherwise the
+import of tornado would read all that the host trusts, which takes a fifth of the exporter's start. Only a TLS
+client needs them."""
 PING_SECONDS = 2.0
 """Seconds between two questions whether the exporter lives."""
 LONGEST_SILENCE, LONGEST_START = 15, 60
@@ -37,12 +38,13 @@ LONGEST_SILENCE, LONGEST_START = 15, 60
 that still starts, as an overloaded host takes long to start Python. Questions are counted, not seconds: time
 also passes while this process is stopped and asks nothing."""
 EXIT_SECONDS = 10.0
-"""Seconds for which the first exporter, once it has closed its socket, may take to end, besides
-SHORTEST_PAUSE."""
+"""Seconds, in addition to SHORTEST_PAUSE, that the first exporter may take to end after it has closed its
+socket."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds from the loss of an exporter to the start of the next. The pause doubles each time, until an
-exporter has served for longer than the pause. It is never 0: if somebody ends all processes of the service,
-this process may be the last that is ended, and should not start another exporter before it ends."""
+"""Seconds from the loss of an exporter to the start of the next. The pause doubles each time, and is the
+shortest again after an exporter has served for longer than the pause. It is never 0: if somebody ends all
+processes of the service, this process may be the last that is ended, and should not start another exporter
+before it ends."""
 
 
 class Exporter:
@@ -59,9 +61,10 @@ class Exporter:
         """Start the process.
 
         `listening` are the sockets that it serves, `web_config` is the path of the web configuration, and
-        `requests_share` the share of one processor for requests (None for no limit). `web_kept` is the
-        descriptor of a file in memory with the names of the protections in force, such as TLS and users, for
-        the exporter that replaces this one. Raises OSError if the process cannot be started.
+        `requests_share` the share of one processor for the requests of one source (None for no limit).
+        `web_kept` is the descriptor of a file in memory with the names of the protections in force, such as
+        TLS and users, for the exporter that replaces this one. Raises OSError if the process cannot be
+        started.
         """
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A send to the exporter never blocks, whatever the exporter does. The socket has room for only a few
@@ -93,7 +96,7 @@ class Exporter:
     def serve(self) -> None:
         """Let the exporter accept connections: the sampler answers requests from now on."""
         self._is_serving = True
-        with contextlib.suppress(OSError):  # it has ended, which the next recv() from its socket says as well
+        with contextlib.suppress(OSError):  # the exporter has ended; the next recv() shows this too
             self.control.send(SERVE)
 
     def reload(self, log_level: str, requests_share: float | None) -> bool:
@@ -106,14 +109,14 @@ class Exporter:
             self.control.send(b" ".join([RELOAD, log_level.encode(), str(share).encode()]))
         except BlockingIOError:
             return False
-        except OSError:  # as in serve()
+        except OSError:  # the exporter has ended; the next recv() shows this too
             pass
         return True
 
     def close(self) -> None:
         """Close the control socket, which makes the exporter end."""
         self.control.close()
-        if not self._is_serving:  # it may still be starting, and not read the socket yet
+        if not self._is_serving:  # it may still be starting, and read the socket only later
             with contextlib.suppress(PermissionError):
                 self._child.terminate()
 
@@ -153,7 +156,7 @@ class Supervisor:
         self.exporter: Exporter | None = None
         """The running exporter; None from the loss of one to the start of the next."""
         self._unanswered = 0
-        """Questions in a row without an answer."""
+        """Questions in a row without an answer. Until the exporter serves, they are counted but not sent."""
         self._ping_at = 0.0
         """When to ask next, by the monotonic clock in seconds."""
         self._serving_since = 0.0
@@ -189,7 +192,8 @@ class Supervisor:
     def check_exporter(self) -> None:
         """Ask the exporter for a sign of life, or replace a lost one. To be called at least once a second.
 
-        Raises LockdError if the first exporter ends before it serves. The exporter itself has logged why.
+        Raises LockdError if the first exporter ends or hangs before it serves. If it ended by itself, it has
+        logged why.
         """
         now = time.monotonic()
         if self.exporter:
@@ -222,7 +226,7 @@ class Supervisor:
             return
         self._unanswered += 1
         if self._serving_since:
-            with contextlib.suppress(OSError):  # its socket is full, or it is gone
+            with contextlib.suppress(OSError):  # the exporter's socket is full, or the exporter is gone
                 exporter.control.send(PING)
 
     def _lose(self, why: str) -> None:
@@ -257,7 +261,7 @@ class Supervisor:
         log.error("exporter: %s; starting another", self.trouble)
         try:
             self._use(self._start())
-        except OSError as error:  # too many processes or descriptors, which may pass
+        except OSError as error:  # no processes or descriptors left, which may pass
             self.trouble = f"cannot be started: {error.strerror}"
             self._start_later()
         else:
@@ -292,7 +296,8 @@ def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:
         except OSError as error:
             for opened in sockets:
                 opened.close()
-            # Python's own strerror repeats the address. The number in the error of a host name is no errno.
+            # socket.create_server() adds the address to strerror, and this message has it already. The number
+            # in a gaierror, for a host name that is not found, is none of os.strerror().
             is_name = isinstance(error, socket.gaierror)
             reason = error.strerror if is_name else os.strerror(error.errno or 0)
             raise LockdError(

@@ -40,7 +40,7 @@ class Merged:
     def section(self, running: S, asked: S, above: str = "") -> S:
         """The section `running` with the changes in `asked` that take effect at once.
 
-        Notes all changes in `taken` and `waiting`.
+        Adds the changed keys to `taken` and `waiting`, with the names of the sections `above` in front.
         """
         values = {}
         for name, (field_name, about) in described(type(running)).items():
@@ -76,7 +76,7 @@ class Reloads:
         self._exporter: Exporter | None = None
         """The exporter whose answer the current reload waits for; None if it waits for none."""
         self._is_sent = False
-        """Whether that exporter has been sent the reload."""
+        """Whether the current reload has been sent to `_exporter`."""
         self._until = 0.0
         """When the exporter must have answered, by the monotonic clock in seconds."""
         self.was_successful = True
@@ -127,7 +127,8 @@ class Reloads:
             log.error("the configuration before this one stays in force: %s", problems)
             return False
         merged = Merged()
-        if len(asked.windows) > self._most_windows:  # /metrics has lines reserved for as many as at the start
+        # /metrics has lines reserved for as many windows as there were at the start of lockd.
+        if len(asked.windows) > self._most_windows:
             merged.waiting.append("windows")
             asked = dataclasses.replace(asked, windows=self.running.windows)
         self.running, self.waiting = merged.section(self.running, asked), merged.waiting

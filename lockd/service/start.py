@@ -73,7 +73,7 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
             systemd.set_status("compiling and attaching the BPF programs")
             loader = Loader(settings)
         exporter = start_exporter(config)
-        # numpy is half of the start of this process: it is imported while loader and exporter start.
+        # The import of numpy takes half of this process's start. Loader and exporter start at the same time.
         from lockd.sample.sampler import Sampler
         from lockd.sample.saved_state import SavedState
         from lockd.service.daemon import Daemon, sampler_settings
@@ -89,7 +89,7 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
     except BaseException as error:
         if exporter:
             exporter.end()
-        if isinstance(error, (OSError, MemoryError)):  # no processes, descriptors or memory
+        if isinstance(error, (OSError, MemoryError)):  # no processes, descriptors or memory left
             raise LockdError(f"cannot start: {error or type(error).__name__}") from error
         raise
     Daemon(sampler, config, read, listening, start_exporter, systemd, store).run(exporter)
@@ -106,7 +106,7 @@ def _resumed(begin: Callable[..., Sampler], store: Store) -> Sampler:
         return _with_counts(begin, store)
     except (OSError, MemoryError, LockdError):
         raise
-    except Exception as error:  # a file of another version can cause any exception
+    except Exception as error:  # counts of another version of lockd can cause any exception
         reason = str(error) if isinstance(error, ValueError) else repr(error)
         log.warning("what the last start has counted is not used: %s; all counts begin at zero", reason)
         store.discard_counts()
@@ -169,7 +169,10 @@ def _report_hooks(manifest: Manifest, strict: bool) -> None:
 
 
 def _drop_privileges(fds: list[int]) -> None:
-    """Keep the capabilities that naming and restarts need, and one to read maps if this kernel demands it."""
+    """Drop all capabilities but NAMING, KILLING, RESTARTING, and one of MAPS if this kernel demands it.
+
+    The first of `fds` is a map, with which this is tried.
+    """
     has = privileges.capabilities()
     keep = (NAMING | KILLING) & has
     needs_more = not _maps_readable_without_privileges(fds[0])
@@ -178,14 +181,15 @@ def _drop_privileges(fds: list[int]) -> None:
         needed = " or ".join(kept) or "a capability that lockd lacks"
         log.warning("this kernel (before 5.19) lets only %s read maps: the sampler keeps it", needed)
         keep |= set(kept)
-    # If this process is root's, the namer gets its capabilities by execve(), else only the inherited ones.
+    # If this process runs as root, the namer gets its capabilities by execve(). Otherwise it gets only the
+    # inherited ones.
     inherited = () if os.geteuid() == 0 else keep & NAMING
     privileges.keep_only(keep, dormant=RESTARTING & has, inherited=inherited)
 
 
 def _maps_readable_without_privileges(fd: int) -> bool:
-    """Whether a map can be read without capabilities. A thread without any tries it, as capabilities belong
-    to threads."""
+    """Whether the map `fd` can be read without capabilities. As capabilities belong to threads, a new thread
+    drops all of its own and tries it."""
     results: list[bool] = []
 
     def try_it() -> None:
@@ -200,8 +204,7 @@ def _maps_readable_without_privileges(fd: int) -> bool:
 
 
 def check(config: Config, is_quiet: bool) -> int:
-    """Print what would be attached with a valid configuration. Returns 3 if a program cannot run here, else
-    0.
+    """Print what lockd would attach with this configuration. Returns 3 if a program cannot run here, else 0.
 
     With `is_quiet` nothing is printed, and the host is not examined. Raises ConfigError if the web
     configuration is wrong.

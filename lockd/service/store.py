@@ -46,12 +46,12 @@ IDENTITY = ("map_id:", "prog_id:", "prog_tag:", "link_id:", "link_type:")
 def key_of(settings: LoadSettings, procfs: Path = PROCFS) -> str:
     """The condition of adoption: a digest of all that decides what is loaded.
 
-    It is made of lockd's programs and loader, the settings, the kernel with its boot and what it allows, and
-    the capabilities of this process.
+    It is made of lockd's programs and loader, the settings, the release and boot id of the kernel, its
+    DECIDING_SETTINGS, and the capabilities of this process.
     """
     of_kernel = [(procfs / BOOT).read_text(), os.uname().release]
     for name in DECIDING_SETTINGS:
-        with contextlib.suppress(OSError):  # this kernel lacks it, or it is root's
+        with contextlib.suppress(OSError):  # the kernel lacks the setting, or only root may read it
             of_kernel.append(f"{name} {(procfs / 'sys' / name).read_text()}")
     of_host = of_kernel, sorted(privileges.capabilities()), settings.to_json()
     parts = [repr(of_host).encode()]
@@ -73,7 +73,7 @@ class Store:
         self._manifest: int | None = None
         """The file with the manifest. Its first byte is the number of starts in a row that failed with it."""
         self._failures = 0
-        """The number of those starts before this one."""
+        """The number of starts in a row before this one that failed with the manifest."""
 
     def adopt(self) -> tuple[Manifest, list[int]] | None:
         """The manifest and the descriptors of the last start, in the order in which the loader hands them
@@ -111,12 +111,14 @@ class Store:
         os.pwrite(self._manifest, bytes(1) + digest(text) + text, 0)
         for name, fd in zip(names, fds, strict=True):
             self._systemd.store_descriptor(name, fd)
-        self._systemd.store_descriptor(MANIFEST, self._manifest)  # last: without it nothing is adopted
+        # The manifest comes last, because adopt() uses none of the others without it.
+        self._systemd.store_descriptor(MANIFEST, self._manifest)
 
     def counts_file(self) -> int | None:
         """The file in memory for the sampler's saved state (lockd/sample/saved_state.py).
 
-        After adopt() it is the file that the last start left, otherwise an empty one. None without systemd.
+        If adopt() has succeeded, it is the file that the last start left; otherwise, or if that is missing,
+        an empty one. None without systemd.
         """
         if not self._systemd.is_available:
             return None

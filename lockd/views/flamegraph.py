@@ -20,7 +20,7 @@ ROW, TOP = 18, 98
 LETTER, PADDING = 6.63, 3
 """Width in pixels of a letter, and of the space on each side of a name."""
 NARROWEST = 1 / 4000
-"""Smallest share of the total for which a frame is drawn. Narrower frames are drawn as one."""
+"""Smallest share of the total for which a frame is drawn. Narrower ones of one caller are drawn as one."""
 SHADES = 6
 """Shades of the colour of each kind of frame."""
 
@@ -86,9 +86,9 @@ class _Box:
 
     node: _Node
     depth: int
-    """Rows above it."""
+    """The number of rows above the box."""
     start: int
-    """Sum of the values to its left."""
+    """The sum of the values to the left of the box."""
 
 
 def svg(profile: Profile) -> str:

@@ -69,9 +69,10 @@ class Profile:
     """How long the measurement took."""
 
     def sorted(self) -> Sequence[Sample]:
-        """The samples with printable names, the smallest first value first.
+        """The samples with printable names, in ascending order of their first values.
 
-        bcc's tools print stacks in this order. Samples of one thread with the same frames are merged.
+        bcc's tools print stacks in this order. Samples of one thread with the same frames and labels are
+        merged.
         """
         merged: dict[tuple[object, ...], Sample] = {}
         for sample in self.samples:

@@ -41,8 +41,9 @@ WRONG_SHAPE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, R
 class Row:
     """One thread, lock, holder or bottleneck: running totals, and rates once a second table has come.
 
-    Blocked time includes waits that still go on. A wait of ten minutes thus counts while it lasts, and not
-    all at once when it ends. `count` is the number of waits that have ended, or of samples for a holder.
+    Blocked time includes the longest wait that still goes on. A wait of ten minutes thus counts while it
+    lasts, and not all at once when it ends. `count` is the number of waits that have ended, or of samples for
+    a holder.
     """
 
     key: Hashable
@@ -93,7 +94,7 @@ class Row:
     advice: str = ""
     """A key of ADVICE, about the thread's process; empty if there is none."""
     held_us: int = 0
-    """Time for which a kernel lock was held, with holds that still go on."""
+    """Time for which a kernel lock was held, with the longest hold that still goes on."""
     acquired: int = 0
     """Acquisitions of a kernel lock."""
     max_held_us: int = 0
@@ -113,7 +114,7 @@ class Row:
     family: Hashable = ()
     """A value that all rows of one process and lock share. All bottlenecks of one process share one, too."""
     is_moving: bool = False
-    """Whether the totals of the row fall only because they move to other rows of its family.
+    """Whether falling totals of the row have only moved to other rows of its family.
 
     This is so for bottlenecks, whose shares change. It is also so for the row of a kernel lock that has no
     place: waits are in it until they have ended or their place has a name.
@@ -153,13 +154,13 @@ class Client:
 
     def __init__(self, url: str, insecure: bool = False) -> None:
         """`insecure` accepts any TLS certificate. Raises UsageError if `url` is not an HTTP or HTTPS URL."""
-        shown = re.sub("^([A-Za-z]+://)?.*@", r"\1", url)  # messages never contain the password
+        shown = re.sub("^([A-Za-z]+://)?.*@", r"\1", url)  # for messages, without the password
         try:
             parts = urllib.parse.urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError:  # the text of the error may have a part of the password
             raise UsageError(f"argument --url: {shown!r} is not a URL; {URL_RULE}") from None
-        if "@" in parts.path + parts.query + parts.fragment:  # a /, ? or # has ended the password too early
+        if "@" in parts.path + parts.query + parts.fragment:  # USER or PASSWORD has a bare /, ? or #
             raise UsageError(f"argument --url: {shown!r} has an @ behind its host; {URL_RULE}")
         if parts.scheme not in ("http", "https") or not host:
             raise UsageError(f"argument --url: {shown!r} does not look like http://HOST:PORT")
@@ -180,7 +181,7 @@ class Client:
         return self._table("locks", _lock)
 
     def holders(self) -> Table:
-        """The code that held the locks of /api/v1/locks, a row for each lock and site."""
+        """The code that held the locks of /api/v1/locks: a row for each pair of a lock and a holder."""
         return self._table("locks", _holders)
 
     def bottlenecks(self) -> Table:
@@ -262,17 +263,18 @@ class Rates:
         seconds = table.time - before.time
         known = {row.origin: row for row in before.rows}
         known |= _holders_before(before.rows, table.rows)
-        # One of the rows of a lock and process has the holds, but not always the same row.
+        # Among the rows of a lock and process, one has all holds, but it is not always the same row.
         holds = {row.family: row for row in before.rows if row.acquired or row.held_us}
 
         def rated(row: Row) -> Row:
-            # A row that was not in the table before is new, or was too small for an incomplete table.
+            # A row that the table before lacks is new. If that table was incomplete, the row may have been
+            # too small for it. The growth of its totals is then unknown, and counts as 0.
             new = None if before.is_complete else row
             return _rated(row, known.get(row.origin, new), holds.get(row.family, new), seconds)
 
         here = {row.origin for row in table.rows}
         gone = [_lost(row, seconds) for row in before.rows if row.is_moving and row.origin not in here]
-        # Rows come and go with all that they ever counted. So rates are added up, and not totals.
+        # Rows come and go with all that they ever counted. So rates are computed before rows are merged.
         rows = _merged(_without_moves(list(map(rated, table.rows)), gone), lambda row: row.key)
         return dataclasses.replace(table, rows=tuple(rows))
 
@@ -313,8 +315,8 @@ def _totals(holders: dict[str, Row]) -> dict[str, tuple[int, int]]:
 def _rated(row: Row, before: Row | None, holds: Row | None, seconds: float) -> Row:
     """A row with its rates over this many seconds, from the growth of its totals since the row `before`.
 
-    If the row is new or its totals fell, all of its totals count as growth, but of waits and holds that have
-    not ended only these seconds. Totals fall when the daemon has evicted the row or has restarted. `holds` is
+    If the row is new or its totals fell, its totals count as growth, with at most `seconds` of each wait and
+    hold that has not ended. Totals fall when the daemon has evicted the row or has restarted. `holds` is
     the row that had the holds of its lock and process in the table before. Rates of blocked time and waits
     may be negative.
     """
@@ -346,7 +348,7 @@ def _lost(row: Row, seconds: float) -> Row:
 
 
 def _without_moves(rows: Sequence[Row], gone: Sequence[Row]) -> Iterator[Row]:
-    """The rows with lower rates: what a row gained because another row of its family lost it does not count.
+    """The rows, with rates that leave out what a row gained because another row of its family lost it.
 
     The rows in `gone` have lost all that they had. Only the net growth of a family is new. The gains of its
     rows are scaled down to that sum, because it is not known which row's loss went where. A family can shrink
@@ -363,7 +365,7 @@ def _without_moves(rows: Sequence[Row], gone: Sequence[Row]) -> Iterator[Row]:
 
 
 def _new_shares(rates: Iterable[tuple[Hashable, float]]) -> dict[Hashable, float]:
-    """By family, the part of the gains of its rows that is new, because no other row has lost it."""
+    """By family, the share (0 to 1) of its rows' gains that is new, as no other row of it lost that."""
     gained: dict[Hashable, float] = defaultdict(float)
     grown: dict[Hashable, float] = defaultdict(float)
     for family, rate in rates:
@@ -381,13 +383,14 @@ def _merged(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> Iterator[Row
 
 
 def _sum(rows: list[Row]) -> Row:
-    """The sums of rows, with the names of the row whose threads wait longest, or else have waited longest.
+    """The sums of rows, with the names of the row with the longest wait that goes on, or else with the most
+    blocked time.
 
-    While threads wait for a kernel lock, that row has no place and no holders, and perhaps no name. Whatever
-    it lacks comes from the row with the most blocked time that has it.
+    While threads wait for a kernel lock, that row has no place and no holders, and perhaps no name. What it
+    lacks of these comes from the row with the most blocked time that has it.
     """
     main = max(rows, key=lambda row: (row.waiting_us, row.blocked_us, row.held_us))
-    # The rows of one thread may be about several locks.
+    # The rows of one thread may be about several locks, so names of other rows would not fit.
     others = [] if main.tid else sorted(rows, key=lambda row: row.blocked_us, reverse=True)
     named = next((row for row in (main, *others) if row.lock not in ("", UNKNOWN)), main)
     placed = next((row for row in (main, *others) if row.site not in ("", UNKNOWN)), main)

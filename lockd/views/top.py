@@ -34,7 +34,7 @@ PIPE_ROWS = 20
 MAX_ADVICE = 3
 """Lines of advice above the tables."""
 PATIENCE = 5
-"""How many requests after the first one `--once` makes until the numbers change."""
+"""The most requests that `--once` makes after the first one, to get numbers of a later time."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def run(options: Options) -> int:
     watch = Watch(options)
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # names in any encoding
-    signal.signal(signal.SIGTERM, _terminated)  # else the terminal would be left in its alternate screen
+    signal.signal(signal.SIGTERM, _terminated)  # without it, the terminal would stay in its alternate screen
     watch.read_tables()  # before the screen changes: without a daemon there is nothing to show
     if options.once or not is_terminal:
         _show_once(watch, Console(width=None if is_terminal else _pipe_width(), markup=False))
@@ -104,7 +104,8 @@ class Watch:
         self._lock_rates, self._thread_rates = Rates(), Rates()
 
     def read_tables(self) -> None:
-        """Fetch both tables. Raises LockdError if that fails, or if --sort=held finds no hold times."""
+        """Fetch the first table and that of threads. Raises LockdError if that fails, or if --sort=held finds
+        no hold times."""
         locks, threads = FIRST_TABLES[self.options.by].read(self._client), self._client.threads()
         may_have_holds = self.options.by != "bottleneck"
         if self.options.sort == HELD and locks.rows and may_have_holds and not locks.has_holds:
@@ -120,7 +121,7 @@ class Watch:
         time.sleep(self.options.interval_ns / 1e9)
 
     def view(self, rows: int, width: int, problem: str = "") -> Group:
-        """The totals, the message `problem`, advice, and both tables.
+        """The totals, the message `problem`, advice, the first table and the table of threads.
 
         Each table has at most --limit rows, or about `rows` rows without this flag.
         """
@@ -231,7 +232,7 @@ ORDERS: dict[str, Callable[[Row], tuple[float, ...]]] = {
     "waiting": lambda row: (row.waiting_us, row.waiting, row.blocked_rate),
     HELD: lambda row: (row.held_rate, row.holding_us, row.acquired_rate),
 }
-"""Keys to sort rows by, for each --sort."""
+"""For each value of --sort, the function that returns the sort key of a row. The largest comes first."""
 
 
 @dataclass(frozen=True)
@@ -256,8 +257,8 @@ def _waiting(row: Row) -> str:
 
 
 def _holder(row: Row) -> str:
-    """The thread that holds a lock for long while others wait, the code that made threads wait most, and what
-    it did meanwhile."""
+    """The thread that held the lock when the daemon last looked, the code that made threads wait most, and
+    what the threads in that code did meanwhile."""
     thread = f"{row.holder}[{row.holder_tid}]" if row.holder_tid else ""
     code = f"{row.holder_site} {row.holder_share:.0%}" if row.holder_site else ""
     did = f"({_cause(row)})" if row.holder_site and row.holder_cause else ""
