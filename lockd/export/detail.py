@@ -70,7 +70,8 @@ def _whole_number(name: str, text: str, most: int) -> int:
 
 
 def single_values(arguments: Mapping[str, list[bytes]], names: tuple[str, ...]) -> dict[str, str]:
-    """The values of the parameters `names` that are given. Raises QueryError if one is given twice."""
+    """The values of the parameters `names` that are given. Raises QueryError if one is given twice
+    or is not UTF-8."""
     values: dict[str, str] = {}
     for name in names:
         given = arguments.get(name, [])
@@ -253,7 +254,7 @@ def _holders_by_lock(profile: Profile) -> dict[int, dict[str, Sample]]:
 
 
 def with_waiting(profile: Profile) -> Profile:
-    """The profile for formats with one value: blocked time that includes the waits that go on.
+    """The profile for formats with one value: the sum of the first two, `blocked` and `waiting`.
 
     A profile of holders already has such a value, and is returned as it is.
     """

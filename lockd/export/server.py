@@ -50,8 +50,8 @@ class Server(HTTPServer):
 
     Such a client has sent no whole request, or does not read its answer. However many of them there are,
     they keep out no other client, not even at the same address. If every client waits for lockd, the server
-    closes one of the source with most connections, so that other sources are served as well. TLS is set up
-    for each connection, so new certificates need no restart.
+    closes a connection of the source that has the most, so that other sources are served as well. TLS is set
+    up for each connection, so new certificates need no restart.
     """
 
     def initialize(self, service: Service) -> None:  # type: ignore[override]  # tornado calls it from __new__
@@ -93,7 +93,7 @@ class Server(HTTPServer):
             await asyncio.wait_for(self.close_all_connections(), _FAREWELL)
 
     def _watch(self, listening: socket.socket) -> None:
-        if listening in self._listening:  # finish() removes it
+        if listening in self._listening:  # finish() removes the socket
             asyncio.get_running_loop().add_reader(listening, self._accept_waiting, listening)
 
     def _accept_waiting(self, listening: socket.socket) -> None:

@@ -116,7 +116,7 @@ class Exporter:
     def close(self) -> None:
         """Close the control socket, which makes the exporter end."""
         self.control.close()
-        if not self._is_serving:  # it may still be starting, and read the socket only later
+        if not self._is_serving:  # the exporter may still be starting, and read the socket only later
             with contextlib.suppress(PermissionError):
                 self._child.terminate()
 
@@ -129,13 +129,13 @@ class Exporter:
         log.warning("exporter: process %d does not end and is killed", self.pid)
         try:
             self._child.kill()
-        except PermissionError:  # it runs as another user
+        except PermissionError:  # the exporter runs as another user
             log.error(
                 "exporter: process %d cannot be killed without CAP_KILL, and may keep its port", self.pid
             )
 
     def end(self) -> int | None:
-        """End the process, by SIGKILL if it takes more than some seconds. Returns what exit_code()
+        """End the process, by SIGKILL if it takes more than ENDING_SECONDS. Returns what exit_code()
         returns."""
         self.close()
         try:

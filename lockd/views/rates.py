@@ -62,7 +62,7 @@ class Row:
     waiting: int
     """Threads that are blocked now."""
     waiting_is_least: bool = False
-    """Whether the wait is older than the daemon, so that it has lasted longer than `waiting_us`."""
+    """Whether the wait began before the daemon could see it, and so has lasted longer than `waiting_us`."""
     threads: int = 1
     """Threads that have waited for the lock in the last minute."""
     holder: str = ""

@@ -360,7 +360,7 @@ def _grid(title: str, columns: Iterable[Column], rows: list[Row], width: int) ->
 
 
 def _advice(threads: Iterable[Row]) -> list[str]:
-    """Advice about the processes that wait most: a line for each comm."""
+    """At most MAX_ADVICE lines about the processes that wait most, one for each pair of advice and comm."""
     advised: dict[tuple[str, str], Counter[int]] = {}
     for row in threads:
         blocked = int(_blocked(row) * 1e6)
