@@ -27,10 +27,11 @@ LOST = (Mark("[stack lost]"),)
 """The frames that stand for a stack that was lost."""
 
 MOST_CAPTURED = 8192
-"""The most captures that may wait to be unwound. Each takes up to 18 KiB, and 0.2 ms to unwind."""
+"""The most captures that may wait to be unwound. Each takes up to 18 KiB of memory. To unwind one takes about
+0.2 ms."""
 MOST_NUMBERS = 1 << 18
-"""The most stack numbers that are remembered of the kernel, and the most of user space. Stacks with further
-numbers are lost. Several numbers can stand for one stack."""
+"""The most numbers of kernel stacks that are remembered, and the most numbers of user stacks. Stacks with
+further numbers are lost. Several numbers can stand for one stack."""
 
 Names = tuple[str, ...]
 """The functions of a stack, innermost first."""
@@ -40,8 +41,8 @@ class CallStacks:
     """Stacks by their numbers. A stack has a user side (functions in user space) and a kernel side, each with
     a number of its own.
 
-    Memory is bounded. If stacks come faster than they can be unwound, or if there are too many of them, the
-    excess is counted in `lost`, and the frames of such a stack are LOST.
+    Memory is bounded. If stacks come faster than they can be unwound, or if there are too many of them, some
+    stacks are lost: they have the frames LOST. `lost` counts the lost stacks that BPF programs have taken.
     """
 
     def __init__(self, shown: FrameFormat = FUNCTIONS) -> None:
@@ -60,7 +61,7 @@ class CallStacks:
         """Numbers for add_unwound() and add_sleeping(), from 2 on. The numbers that programs give are hashes
         of 64 bits, which are hardly ever so small."""
         self.lost = 0
-        """Number of stacks for which there was no room."""
+        """Number of stacks that BPF programs have taken, and for which this object had no room."""
 
     @property
     def backlog(self) -> int:
@@ -128,7 +129,7 @@ class CallStacks:
         return self._is_known(user) and self._is_kernel_known(kernel)
 
     def add_unwound(self, tgid: int, capture: Capture) -> int:
-        """Unwind a capture that lockd itself read from procfs, which no BPF program has numbered.
+        """Unwind a capture that lockd has read from procfs, so that no BPF program has given it a number.
 
         Returns a new number for the user side of the stack.
         """

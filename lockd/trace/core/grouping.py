@@ -53,8 +53,8 @@ def linear(text: str) -> Linear:
 
 
 def add_options(parser: argparse.ArgumentParser, by: str, default: str = "none") -> None:
-    """Add --by and --linear. For --help, `by` describes the labels that the tool has, and `default` the
-    labels without --by."""
+    """Add --by and --linear. In --help, `by` describes the labels that the tool has, and `default` describes
+    the labels that are used if --by is not given."""
     parser.add_argument(
         "--by", metavar="WHAT", type=names, default=(),
         help=f"print a histogram for each {by}; several labels are separated by commas; `none` prints one "
@@ -67,7 +67,8 @@ def add_options(parser: argparse.ArgumentParser, by: str, default: str = "none")
 
 
 def defines(args: argparse.Namespace) -> dict[str, int | None]:
-    """The macros with which the BPF programs are compiled for these options, by name.
+    """The values of the macros with which the BPF programs are compiled for these options, by name. A macro
+    with the value None is defined as empty.
 
     Sets `args.wants_stacks`, which options.load_settings() reads.
     """
@@ -152,7 +153,7 @@ class Groups:
         """All groups with their labels. The largest comes last, where it is seen first on a terminal."""
         named: dict[tuple[Label, ...], Any] = {}
         for key, histogram in self._histograms.items():
-            # Several stack numbers can stand for the same functions.
+            # Several stack numbers can stand for the same functions: their groups become one.
             labels = tuple(self._label(name, value) for name, value in zip(self._by, key, strict=True))
             if labels in named:
                 named[labels].merge(histogram)

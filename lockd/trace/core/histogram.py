@@ -77,9 +77,10 @@ class Bucket:
     """One printed line of a histogram or tally."""
 
     name: str
-    """The values of the bucket for people: `[4, 8)`, or a text."""
+    """Which values are in the bucket, for people: a range such as `[4, 8)`, or a text."""
     values: dict[str, int | str | None]
-    """The values of the bucket for programs: `from` and `below`, or `value`."""
+    """Which values are in the bucket, for programs: the bounds of a range as `from` and `below`, or a text as
+    `value`."""
     count: int
 
 

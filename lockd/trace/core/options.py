@@ -18,9 +18,9 @@ LONGEST_NS = 2**63 - 1
 MOST_ID = 2**31 - 1
 """The greatest id of a process or a thread that the kernel's calls take."""
 STACKS = 1024
-"""Default for the number of new stacks that one window has room for, of the kernel and of user space each."""
+"""Default for the number of new kernel stacks, and of new user stacks, for which one window has room."""
 KEPT_STACKS = 65536
-"""How many stacks the programs remember at most, by a hash. A remembered stack is not stored again."""
+"""The most stacks that the programs remember, each by a hash. A remembered stack is not stored again."""
 MOST_TRACED = 1024
 """The most process ids, and the most thread ids, that a trace can be limited to."""
 PROFILE_FORMATS = ("stacks", "folded", "json", "table", "pprof")
@@ -143,9 +143,10 @@ def add_short_format(
 
 
 class _Format(argparse.Action):
-    """Stores the value of --format, and in `format_given` that the option was given.
+    """Stores the value of --format and, in `format_given`, that the option was given.
 
-    With --flamegraph, but neither --format nor --output, the flame graph is all that is written.
+    With --flamegraph, and without --format and --output, only the flame graph is written
+    (output.is_only_graph()).
     """
 
     def __call__(
@@ -164,9 +165,10 @@ def load_settings(
 ) -> LoadSettings:
     """The loader's settings for the parsed options.
 
-    `trace` is what the tool itself adds; its macros take precedence. `programs` are the programs of the
-    daemon that are loaded too. `entries` is the number of entries of each map of a pair, and `threads` the
-    number of threads that can be followed at a time. `lock_mode` is the mode of the program `kernel_locks`.
+    `trace` is what the tool itself adds; its macros replace those of the options with the same names.
+    `programs` are the programs of the daemon that are loaded too. `entries` is the number of entries of each
+    map of a pair, and `threads` the number of threads that can be followed at a time. `lock_mode` is the mode
+    of the program `kernel_locks`.
     """
     defines: dict[str, int | None] = {"KEPT_STACKS_ENTRIES": KEPT_STACKS, "TRACED_ENTRIES": MOST_TRACED}
     maps = trace.maps

@@ -1,4 +1,4 @@
-"""The result of a trace as text or pprof, written to standard output or to a file."""
+"""The result of a trace as text, pprof or a flame graph, written to standard output or to a file."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ def check(path: Path | None) -> None:
         return
     try:
         mode = _mode(path)
-        if mode and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe could block for ever
+        # Pipes and devices are not checked: opening a pipe could block for ever.
+        if mode and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             return
         with path.open("ab"):
             pass
         if not mode:
-            path.resolve().unlink()  # a symbolic link stays, as it was there before
+            path.resolve().unlink()  # the file that open() has made; a symbolic link to it was there before
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _mode(path: Path) -> int:
-    """The mode of the file, or 0 if there is none. Raises OSError if that cannot be known."""
+    """The `st_mode` of the file, or 0 if there is no file. Raises OSError if the mode cannot be read."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:
@@ -72,7 +73,7 @@ def check_options(args: argparse.Namespace) -> None:
 def folded(profile: Profile) -> Iterator[str]:
     """Lines of the format `folded`, one for each comm and stack: `comm;outermost;...;innermost value`.
 
-    A semicolon in a name becomes a colon.
+    `value` is the first value of the profile. A semicolon in a name becomes a colon.
     """
     sums: dict[tuple[str, ...], int] = {}
     for sample in profile.sorted():
@@ -85,7 +86,7 @@ def folded(profile: Profile) -> Iterator[str]:
 def multiline(profile: Profile) -> Iterator[str]:
     """Lines of the format `stacks`, for each thread and stack: its functions, innermost first, thread, value.
 
-    The value is the first one of the profile. The largest comes last.
+    The value is the first one of the profile. The stack with the largest value comes last.
     """
     sums: dict[tuple[str, int, tuple[str, ...]], int] = {}
     for sample in profile.sorted():
@@ -127,7 +128,7 @@ def table(profile: Profile, brief: Callable[[Sample], Sequence[str]] = innermost
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: int) -> Iterator[str]:
-    """Lines of a table whose first columns, `numbers` of them, are right-aligned."""
+    """Lines of a table whose first `numbers` columns are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
@@ -160,8 +161,9 @@ def write(
     """Write a profile as the options of options.add_output() say.
 
     `others` has the lines of the tool's own formats, by format. With `is_more` the text is appended to the
-    file. `drawn` is what the flame graph shows, if it is not the same profile. If a flame graph is asked for,
-    and neither a file nor a format, nothing else is written. Raises LockdError if a file cannot be written.
+    file. `drawn` is the profile that the flame graph shows, if it is not `profile`. If the options ask for a
+    flame graph, and neither for an output file nor for a format, only the flame graph is written. Raises
+    LockdError if a file cannot be written.
     """
     profile = replace(profile, title=args.command_line)
     write_graph(args, drawn or profile)
@@ -208,8 +210,8 @@ def stream(path: Path | None) -> Iterator[Callable[[str], None]]:
 def write_text(path: Path | None, lines: Iterable[str], is_more: bool = False) -> None:
     """Write lines to a file, or to standard output without a path; with `is_more`, append them to the file.
 
-    The encoding is UTF-8 whatever the locale, as the names in the lines are. Raises LockdError that names the
-    file if it cannot be written.
+    The encoding is UTF-8 whatever the locale, because names of functions and processes usually are UTF-8.
+    Raises LockdError that names the file if it cannot be written.
     """
     with _opened(path, "ab" if is_more else "wb") as file, _explained(path):
         file.writelines(line.encode("utf-8", "backslashreplace") for line in lines)
@@ -217,7 +219,10 @@ def write_text(path: Path | None, lines: Iterable[str], is_more: bool = False) -
 
 @contextlib.contextmanager
 def _opened(path: Path | None, mode: str = "wb") -> Iterator[BinaryIO]:
-    """Open a file, or standard output without a path. Raises LockdError that names the file."""
+    """Open a file, or standard output without a path, and close or flush it at the end.
+
+    Raises LockdError that names the file if this fails.
+    """
     with _explained(path):
         if path:
             file = cast("BinaryIO", path.open(mode))
@@ -227,7 +232,7 @@ def _opened(path: Path | None, mode: str = "wb") -> Iterator[BinaryIO]:
     if not path:
         yield file
         with _explained(path):
-            file.flush()  # not after Ctrl-C: flushing could wait for the reader of a pipe once more
+            file.flush()  # not reached after Ctrl-C: flushing could again wait for the reader of a pipe
         return
     try:
         yield file
@@ -248,10 +253,11 @@ def _explained(path: Path | None) -> Iterator[None]:
 
 
 class Intervals:
-    """The intervals of the option --interval, at whose ends results are printed. The first one begins now.
+    """The intervals of the option --interval, at whose ends results are printed.
 
-    Each interval has the length `seconds`. With None there is a single one, which never ends. If this process
-    was kept from running for several intervals, they count as one.
+    The first interval begins when this object is made. Each has the length `seconds`. With None there is a
+    single interval, which never ends. If this process was kept from running for several intervals, they count
+    as one.
     """
 
     def __init__(self, seconds: float | None) -> None:

@@ -36,7 +36,7 @@ PROGRESS_SECONDS = 0.2
 UNWIND_SECONDS = 0.002
 """Seconds of unwinding after which new processes are examined again, as they may end at any moment."""
 MOST_HOOKS_REPORTED = 10
-"""The most hooks that are reported one by one because they could not be attached."""
+"""Of the hooks that could not be attached, the most that are reported one by one."""
 STACK_DEFINES = {"WITH_USER_STACKS", "WITH_KERNEL_STACKS"}
 """The macros with which load_settings() of lockd/trace/core/options.py asks for stacks."""
 EXAMINED_AT_ONCE = 64
@@ -46,7 +46,7 @@ BLOCKED_PROCESSES = "blocked_processes"
 TRACED_PROCESSES, TRACED_THREADS = "traced_processes", "traced_threads"
 """The maps with the ids of the processes and threads to trace (lockd/bpf/include/trace.bpf.h)."""
 OLDER_WAITS_LOST = "older waits: threads full"
-"""The description in losses() of waits from before the trace for which the map of threads had no room."""
+"""The key in losses() for waits that began before the trace and found no room in the map of threads."""
 
 
 class Session:
@@ -82,7 +82,7 @@ class Session:
         self.stacks = CallStacks(shown)
         """The call stacks of all windows that were drained so far."""
         self.own_losses: Counter[str] = Counter()
-        """Numbers of events that the tool itself has lost, by the description that losses() has."""
+        """Numbers of events that the tool itself has lost, by description, as in losses()."""
         self._has_stacks = bool(settings.trace and STACK_DEFINES & settings.trace.defines.keys())
         self._lost: dict[str, int] | None = None
         """What _read_losses() returned at the end of the trace; None while the trace goes on."""
@@ -130,7 +130,8 @@ class Session:
 
     @property
     def elapsed(self) -> float:
-        """Seconds from the end of attaching until the beginning of detaching, or until now before that."""
+        """Seconds from the end of attaching until the beginning of detaching, or until now if detaching has
+        not begun."""
         return ((self.ended_ns or time.monotonic_ns()) - self.began_ns) / 1e9
 
     def windows(self) -> Iterator[dict[str, Entries]]:
@@ -205,13 +206,13 @@ class Session:
         return {description: n for description, n in losses.items() if n}
 
     def _read_losses(self) -> dict[str, int]:
-        """What the programs and the kernel have lost so far."""
+        """Numbers of events that the programs and the kernel have lost so far, by description, with zeros."""
         dropped, overflowed, stacks, _ = self._losses.read()
         losses = {f"{where}: {reason.replace('_', ' ')}": n for (where, reason), n in dropped.items()}
         losses |= {f"{where}: counted without names": n for where, n in overflowed.items()}
         losses |= {f"stacks: {reason.replace('_', ' ')}": n for reason, n in stacks.items()}
-        # The kernel skips a program that would run within another program on the same CPU, and a program on a
-        # CPU that is just changing a map.
+        # The kernel skips a run of a program that would interrupt another program, or a change of a map, on
+        # the same CPU. It counts the skipped runs of each program.
         for (_, function), fd in zip(self.manifest.functions, self._functions, strict=True):
             description = f"{function}: was running already"
             losses[description] = losses.get(description, 0) + int(program_info(fd)[2])
@@ -249,7 +250,8 @@ class Session:
         for part in parts:
             if part.what not in self._optional:
                 raise HostError(f"{self.title}: {part.what} cannot be traced here: {part.instead_of}")
-        # The tool itself reports an optional part that is missing, with the reasons of its hooks.
+        # Hooks of an optional part that is missing are left out: the tool itself reports the part, with the
+        # reasons of its hooks.
         missing = [
             hook
             for hook in self.manifest.hooks
@@ -262,7 +264,8 @@ class Session:
             print(f"{self.title}: {len(missing):,} hooks in all could not be attached", file=sys.stderr)
 
     def _open_new_processes(self) -> BlockedProcesses | None:
-        """The reader of announced processes; None without stacks, or if the ring buffer cannot be read."""
+        """The reader of announced processes; None if the trace takes no stacks, or if the ring buffer cannot
+        be read."""
         fd = self.fds.get(BLOCKED_PROCESSES)
         if fd is None or not self._has_stacks:
             return None
@@ -365,7 +368,7 @@ class Lifetimes:
 
     def __init__(self, tgids: Iterable[int], tids: Iterable[int], opened: contextlib.ExitStack) -> None:
         self._processes = {_open_process(tgid, opened): tgid for tgid in tgids}
-        """Ids of processes that have not ended, by their descriptors."""
+        """Ids of processes that have not ended, by their pidfds."""
         self._started = {tid: _start_of_thread(tid) for tid in tids}
         """Start times of threads that have not ended, by id. Those examined last are at the end."""
         self._is_limited = bool(self._processes or self._started)
@@ -433,8 +436,8 @@ def _start_time(tid: int) -> str:
 def _visit_cpus() -> None:
     """Run on each CPU for a moment, so that the thread that runs there is switched out.
 
-    The programs for futex calls keep the latest calls of that thread in a per-CPU variable. They add these to
-    a map when the thread is switched out.
+    The programs for futex calls keep the latest calls of the running thread in a per-CPU variable. They add
+    these calls to a map when the thread is switched out.
     """
     allowed = os.sched_getaffinity(0)
     for cpu in allowed:

@@ -32,8 +32,8 @@ that were open at the end of the trace."""
 MERGED_AT = 16384
 """The least number of rows that are collected before they are merged."""
 MOST = 1 << 20
-"""The most keys that have rows of their own, which take about 100 MB. Calls with further keys are counted
-without names."""
+"""The most keys (values of KEY) that have rows of their own. These rows take about 100 MB. Calls with further
+keys are counted without names."""
 NAMES = ("tgid", "tid", "uaddr", "stack")
 """The columns of KEY that are 0 in a row without names."""
 UNKNOWN = "[no room]"
@@ -80,7 +80,7 @@ class FutexCalls:
             self.merged()
 
     def name_process(self, tgid: int, comm: str) -> None:
-        """Set the comm of a process, unless a program has already named it."""
+        """Set the comm of a process, unless a BPF program has already reported one."""
         self._comms.setdefault(tgid, comm)
 
     def merged(self) -> Columns:
@@ -112,7 +112,7 @@ class FutexCalls:
     def rows(
         self, stack_of: Callable[[int], tuple[str, ...]], name_of: NameOf | None = None
     ) -> list[LockRow]:
-        """A row for each thread, address and stack, and with `name_of` for each kind.
+        """A row for each combination of thread, address, stack and, with `name_of`, kind.
 
         `stack_of` returns the functions of a stack by its number, innermost first.
         """
@@ -150,7 +150,7 @@ class FutexCalls:
         row.ongoing += call.calls * call.is_open
 
     def _main_kinds(self, merged: Columns) -> dict[tuple[int, int], str]:
-        """The most frequent kind of the waits at each process and address."""
+        """The kind that most waits at an address have, by process and address."""
         counts: dict[tuple[int, int], Counter[str]] = {}
         for call in map(_Call._make, merged[merged["kind"] < self.wake].tolist()):
             counter = counts.setdefault((call.tgid, call.uaddr), Counter())
@@ -163,7 +163,7 @@ class FutexCalls:
         histograms: dict[tuple[int, int], Histogram] = {}
         for call in map(_Call._make, merged[merged["slot"] != self.no_slot].tolist()):
             # Slot s of common.bpf.h has times above 2^(s-1) us and up to 2^s us; slot 0 has times up to 1 us.
-            # The slots of a Histogram for these ranges are s + 1 and 1.
+            # The slots of a Histogram that come nearest to these ranges are s + 1 and 1.
             histograms.setdefault((call.tgid, call.uaddr), Histogram()).add(call.slot + 1, call.calls)
         return histograms
 

@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _histogram_lines(trace: FutexTrace) -> Iterator[str]:
-    """Lines of --hist in the format of locktrace. The lock with the most waits that blocked comes first."""
+    """Lines of --hist in the format of the tool locktrace. The lock with the most blocked waits is first."""
     names = {
         (row.pid, row.address): f"{row.lock} ({row.kind})"
         for row in trace.rows if row.lock and row.blocked_count
@@ -147,7 +147,7 @@ def _table(rows: list[LockRow]) -> Iterator[str]:
 
 
 def _profile(trace: FutexTrace) -> Profile:
-    """A profile of the rows whose thread has blocked."""
+    """A profile of the rows that have waits in which the thread blocked."""
     samples = [
         Sample(
             row.comm, row.pid, row.tid, row.frames,
@@ -165,8 +165,8 @@ def trace_calls(
     """Trace futex calls for `duration` seconds (None: no limit) with the options of add_trace_options().
 
     `with_names` is whether to find kinds and names of locks, `with_holders` whether to find their holders.
-    Losses are printed to standard error; with `args.debug` also the counts of the steps of calls.
-    Raises HostError or UsageError as Session does.
+    Losses are printed to standard error; with `args.debug` also how many calls reached each step
+    (_print_steps()). Raises HostError or UsageError as Session does.
     """
     debug = getattr(args, "debug", False)
     settings = _settings(args, with_names or with_holders, with_holders, debug)
@@ -233,7 +233,10 @@ def _all_processes() -> Iterable[int]:
 
 
 def _print_steps(session: Session, older: int, still_open: int) -> None:
-    """Print on standard error how many calls reached each step, and of how many the end was not seen."""
+    """Print on standard error how many calls reached each step, and of how many the end was not seen.
+
+    `older` calls had begun before the trace, and `still_open` calls had not ended at its end.
+    """
     info = next(info for info in session.manifest.maps if info.name == "steps")
     counts = PerCpuCounters(session.fds["steps"], info).read().tolist()
     steps = dict(zip(session.manifest.enums["step"], counts, strict=False))

@@ -25,28 +25,29 @@ FORMAT = CsvFormat(
 
 @dataclass
 class Held:
-    """The sums over the releases of a lock at one stack, or over the waits for it that no release ended."""
+    """The sums over the releases of a lock at one stack, or over those waits for it that no release ended."""
 
     releases: int = 0
     """The number of releases that woke a thread, or of waits that no release ended."""
     waited_ns: int = 0
-    """Time for which threads had waited for the lock since the previous release, summed over the releases."""
+    """Time for which all threads together had waited since the previous release, summed over the releases.
+    For waits that no release ended: their own times since the previous release, summed."""
     max_waited_ns: int = 0
-    """The longest time for which threads had waited at one release."""
+    """The longest of the times that are summed up in `waited_ns`."""
 
 
 @dataclass
 class HolderRow(Held):
-    """The row of a lock and a stack that released it."""
+    """The sums for one lock and one stack at which a thread released it."""
 
     pid: int = 0
-    """The process that waited."""
+    """The process whose threads waited."""
     address: int = 0
     kind: str = ""
     lock: str = ""
     holder: str = ""
-    """The first function outside of the locking code of the release. A value in parentheses says why there is
-    none."""
+    """The innermost function of the releasing stack that is not locking code. A value in parentheses says why
+    none is known."""
     frames: tuple[str, ...] = ()
     """Functions, outermost first; empty if no release was seen."""
 
@@ -73,7 +74,7 @@ class Holders:
             held.max_waited_ns = max(held.max_waited_ns, int(value["max_waited_ns"]))
 
     def rows(self, stack_of: Callable[[int], tuple[str, ...]], name_of: NameOf) -> list[HolderRow]:
-        """The rows of all locks of the kinds `lock` and `pi`, the one with the most waited time first.
+        """The rows of all locks of the kinds `lock` and `pi`, the row with the most waited time first.
 
         `stack_of` returns the functions of a stack by its number, innermost first.
         """
@@ -115,7 +116,7 @@ def as_csv(rows: Iterable[HolderRow]) -> Iterator[str]:
 def read(path: Path) -> list[HolderRow]:
     """Read a CSV file of holders. `-` is standard input.
 
-    Raises UsageError that names the file, the line, the column and the rule.
+    Raises UsageError if the file cannot be read or its contents are invalid. It names the place and the rule.
     """
     return read_file(path, lambda name, lines: [_row(line) for line in parse(name, lines, FORMAT)])
 

@@ -18,11 +18,11 @@ them. Further such locks have no name."""
 
 MOST_CAPTURED = 4096
 """The most captures that wait to be examined, of up to 18 KiB each. Further ones are dropped. If a thread
-blocks on such a lock more than 10 seconds later, the programs make a new capture."""
+blocks on the lock of a dropped capture more than 10 seconds later, the programs make a new capture."""
 
 Lock = tuple[int, int, str]
 """The process and the address of a lock, and the kind that the arguments of its futex calls suggest. The kind
-is part of it because a program can use an address again for another kind of lock."""
+is included because a process can use an address again for another kind of lock."""
 
 
 class LockNames:
@@ -66,7 +66,8 @@ class LockNames:
     def name(self, tgid: int, address: int, guess: str) -> tuple[str, str]:
         """Kind and name of a lock. The name is empty if it is not known.
 
-        The kind is empty only if it is not known and `guess` is empty, as it is for calls that wake.
+        The kind is empty only if it is not known and `guess` is empty. `guess` can be empty for calls that
+        wake.
         """
         lock = tgid, address, guess
         if lock not in self._known and tgid and self._uncaptured < MOST_UNCAPTURED:

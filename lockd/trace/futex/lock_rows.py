@@ -1,7 +1,7 @@
 """Rows of futex calls: the result of `lockd trace futex`, its CSV and JSON files, and the reader of the CSV.
 
-The CSV has the columns of locktrace (docs/trace/futex.md). read_file() and parse() also serve for the CSV of
-holders (holders.py).
+The CSV has the columns of the tool locktrace (docs/trace/futex.md). read_file() and parse() also serve for
+the CSV of holders (holders.py).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ TIMES = {
 }  # fmt: skip
 """Attributes of LockRow in nanoseconds, by the column that has them in microseconds."""
 COUNTS = ("wait_count", "blocked_count", "wake_count", "errors")
-"""Columns with the attributes of LockRow that have the same names."""
+"""Columns with counts. The attributes of LockRow that they show have the same names."""
 COLUMNS = ("pid", "tid", "addr", *TIMES, *COUNTS, "stack")
 NAMES = ("kind", "lock", "ongoing")
 """The columns that --names adds."""
 STDIN = Path("-")
 MOST_NUMBER = 2**64 - 1
-"""The greatest number that a column may have."""
+"""The greatest number that a field of the CSV may contain."""
 Result = TypeVar("Result")
 
 
@@ -42,7 +42,8 @@ class CsvFormat:
     columns: tuple[str, ...]
     """The columns that the file must have."""
     source: str
-    """Text for messages: what such a file has, which command writes it, and what another file is for."""
+    """Text for messages: what such a file contains, which command writes it, and what to do with a file of
+    the other format."""
     has_bare_stacks: bool = False
     """Whether a stack in the last column may have no quotes, as locktrace writes it."""
 
@@ -131,7 +132,7 @@ def _numbers(row: LockRow) -> dict[str, int]:
 def read(path: Path) -> list[LockRow]:
     """Read a CSV file of lockd, or of locktrace, which does not quote stacks. `-` is standard input.
 
-    Raises UsageError that names the file, the line, the column and the rule.
+    Raises UsageError if the file cannot be read or its contents are invalid. It names the place and the rule.
     """
     return read_file(path, read_lines)
 
@@ -139,7 +140,7 @@ def read(path: Path) -> list[LockRow]:
 def read_lines(name: str, lines: Iterable[str]) -> list[LockRow]:
     """Parse the lines of a CSV file with a head, as lockd or locktrace writes it.
 
-    Raises UsageError that names the file `name`, the line, the column and the rule.
+    Raises UsageError for invalid contents. It names the file `name`, the place in it and the rule.
     """
     return [_row(line) for line in parse(name, lines, FORMAT)]
 
@@ -167,8 +168,8 @@ def _standard_input() -> TextIO:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a CSV file. number() and address() raise UsageError that names the file, the line, the column
-    and the rule."""
+    """A line of a CSV file. number() and address() raise UsageError for an invalid field. It names the file,
+    the line, the column and the rule."""
 
     where: str
     """The file and the number of the line, as messages name it."""
@@ -197,7 +198,8 @@ class Line:
 def parse(name: str, lines: Iterable[str], form: CsvFormat) -> Iterator[Line]:
     """Split the lines of a CSV file with a head into fields.
 
-    Raises UsageError that names the file `name`, the line, the column and the rule.
+    Raises UsageError if the file is empty or lacks a column, or if a line is not CSV or has too few or too
+    many fields. It names the file `name` and the rule.
     """
     columns: list[str] = []
     rule = f"rule: a first line with the columns {','.join(form.columns)}, as in {form.source}"
@@ -227,8 +229,8 @@ def _row(line: Line) -> LockRow:
 
 
 def _fields(where: str, columns: list[str], text: str, has_bare_stacks: bool) -> dict[str, str]:
-    """The fields of a line by column. A stack without quotes is the rest of the line, as names in C++ have
-    commas."""
+    """The fields of a line by column. A stack without quotes is the rest of the line, because names of C++
+    functions can contain commas."""
     fields = text.split(",", len(columns) - 1)
     if not has_bare_stacks or columns[-1] != "stack" or fields[-1].startswith('"'):
         try:

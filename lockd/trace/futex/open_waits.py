@@ -1,4 +1,4 @@
-"""Futex waits that are open when a trace begins or ends, so that programs see no beginning or no end of them.
+"""Futex waits that are open when a trace begins or ends. BPF programs miss their beginning or their end.
 
 Waits that began before the trace are found in procfs, and entered into the programs' map of threads. Waits
 that are open at the end of the trace are read from that map.
@@ -34,7 +34,8 @@ PRIVATE, REALTIME = 128, 256
 class OpenWait:
     """A futex wait that goes on, as procfs shows it.
 
-    If two of them that were read at different times are equal, the thread has slept all the time between.
+    If two values of this class that were read at different times are equal, the thread has slept all the time
+    between.
     """
 
     tgid: int
@@ -65,7 +66,8 @@ class OpenWaits:
     def enter_older(self, threads: HashMap, tgids: Iterable[int], now_ns: int) -> int:
         """Enter the open waits of the processes into the map `threads`, as if they began at `now_ns`.
 
-        The programs then count their ends. Returns the number of waits that were entered.
+        The programs then see these waits end, and count them. `now_ns` is a time on CLOCK_MONOTONIC. Returns
+        the number of waits that were entered.
         """
         entered = 0
         for wait in find_waits(self._procfs, tgids):
@@ -76,8 +78,8 @@ class OpenWaits:
             entry["tgid"], entry["nr"] = wait.tgid, wait.nr
             entry["off_since"], entry["state"] = now_ns, self._interruptible
             if not threads.insert(key, entry):
-                # Every entry has a process id. lookup() returns 0 if there is no entry: then the map is full.
-                # Otherwise a program has entered the thread already.
+                # Every entry has a process id. lookup() returns zeros if there is no entry: then the map is
+                # full. Otherwise a program has entered the thread already.
                 self.without_room += not threads.lookup(key)["tgid"]
                 continue
             if find_wait(self._procfs, wait.tgid, wait.tid) == wait:

@@ -107,7 +107,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> Grouping[Any]:
-    """The grouping that --group names. Raises UsageError if the options contradict each other."""
+    """The grouping that --group names.
+
+    Raises UsageError if options contradict each other, or if the grouping does not have a column that they
+    name.
+    """
     if (args.file is None) == (args.live is None):
         raise UsageError(
             f"{TITLE}: exactly one of FILE and --live is needed; rule: FILE, - or --live SECONDS"

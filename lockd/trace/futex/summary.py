@@ -82,7 +82,8 @@ COLUMNS: Columns[LockRow] = {
     "comms": lambda group: len({row.comm for row in group.rows}),
     "stacks": lambda group: len({row.frames for row in group.rows if row.frames}),
 }
-"""The columns of futex calls. `blocked.avg` is the average of waits that blocked, `sys.avg` of all calls."""
+"""The columns of futex calls. `blocked.avg` is the average of waits that blocked, `sys.avg` that of all
+calls."""
 KEYS: dict[str, Callable[[LockRow], tuple[object, ...]]] = {
     "lock": lambda row: (row.pid, row.address, row.kind),
     "stack": lambda row: (row.comm, row.frames),
@@ -112,7 +113,7 @@ class Grouping(Generic[AnyRow]):
     columns: Columns[AnyRow]
     """The columns of values that a summary may have."""
     shown: tuple[str, ...]
-    """The columns of values that a summary has by default. It is sorted by the first of them."""
+    """The columns of values that a summary has by default. It is sorted by the first one by default."""
 
 
 GROUPINGS = {
@@ -138,7 +139,7 @@ def _is_additive(column: str) -> bool:
 
 
 def judge_stack(frames: Sequence[str]) -> Judgement:
-    """Kind and site of a lock by the functions of a stack, outermost first.
+    """Kind and site of a lock, as a stack shows them. `frames` are the stack's functions, outermost first.
 
     The names may come from another tool: versions (`@@GLIBC_2.3.2`) and arguments are ignored. A function
     without a name is `object+0xoffset`.
@@ -249,7 +250,7 @@ def as_json(summary: Summary) -> Iterator[str]:
 
 
 def describe_left_out(rows: Sequence[LockRow], shown: Sequence[LockRow], hint: str) -> Iterator[str]:
-    """A line about the waits of `rows` that are not `shown`, if there are any. It ends with `hint`."""
+    """A line about the waits in `rows` that are not in `shown`, if there are any. It ends with `hint`."""
     waits, blocked = (
         sum(getattr(row, name) for row in rows) - sum(getattr(row, name) for row in shown)
         for name in ("wait_count", "blocked_ns")

@@ -1,6 +1,6 @@
 """`lockd trace klock`: waits for the kernel's locks and holds of them, as records, tables or profiles.
 
-The records have the format of milli-klockstat, the tables that of klockstat.
+The records have the format of the tool milli-klockstat, the tables that of bcc's klockstat.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ LONGEST_PERIOD_MS = 60_000
 RECORDS_SECONDS = 10.0
 """Seconds for which records are made if no duration is given, as in milli-klockstat."""
 ENTRIES = 32768
-"""Entries of each map: combinations of thread, lock, stack and period within one drain period of 50 ms."""
+"""Number of entries of each map of a pair. In the 50 ms between two drains, each combination of thread, lock,
+stack and period (of --period) takes one."""
 MONITORS = (b"collect", b"collectl", b"tcplife-bpfcc")
-"""Names of threads that milli-klockstat leaves out."""
+"""Comms of monitoring tools, whose threads are left out by default, as in milli-klockstat."""
 VALUES = (
     Value("wait_ns", "nanoseconds"), Value("waits", "count"), Value("accesses", "count"),
     Value("hold_ns", "nanoseconds"), Value("holds", "count"), Value("acquisitions", "count"),
@@ -186,8 +187,8 @@ def run(args: argparse.Namespace) -> int:
 def settings_of(args: argparse.Namespace) -> LoadSettings:
     """The loader's settings for these options.
 
-    If stacks are shown, or --caller selects by them, the programs store the stack of every acquisition.
-    Otherwise they store only that of the first acquisition of each lock by each thread.
+    The programs store the stack of every wait. If stacks are shown, or --caller selects by them, they store
+    the stack of every acquisition too, otherwise only that of each thread's first acquisition of each lock.
     """
     defines: dict[str, int | None] = {"PERIOD_NS": args.period * 1_000_000, "WITH_KERNEL_STACKS": None}
     if args.format != "csv" or args.flamegraph or args.caller:
@@ -226,7 +227,8 @@ class LockTrace:
         return bool(holds and holds.mechanism)
 
     def windows(self) -> Iterator[Columns]:
-        """The selected rows of each drained window, then those of unfinished waits and holds."""
+        """The selected rows of each drained window and then, without --no-ongoing, those of unfinished waits
+        and holds."""
         for drained in self._session.windows():
             yield self._select(drained_rows(drained))
         if not self._args.no_ongoing:
@@ -262,9 +264,9 @@ class LockTrace:
         return stamp + "".join(tables(rows, self._names, self._types, layout, self._has_holds))
 
     def profile(self) -> Profile:
-        """A sample for each thread, lock and calling stack that has waited for or held a lock.
+        """A sample for each combination of a thread, a lock and a calling stack that has waits or holds.
 
-        The profile has no samples if the options ask for none (_makes_profile).
+        The profile has no samples if the options ask for no profile (_makes_profile).
         """
         counts: dict[tuple[object, ...], Count] = {}
         samples: dict[tuple[object, ...], tuple[Sample, list[int]]] = {}
@@ -293,7 +295,7 @@ class LockTrace:
     def _select(self, rows: Columns) -> Columns:
         """Return the rows that the options select. Count their events; for a profile, add them to `_sums`."""
         args = self._args
-        # Before Linux 5.17 (06c5088aeedd), bytes of an older name follow the NUL that ends a comm.
+        # Before Linux 5.17 (06c5088aeedd), bytes of an older name can follow the NUL that ends a comm.
         rows["comm"] = [comm.partition(b"\0")[0] for comm in rows["comm"].tolist()]
         mask = self._names.matching(rows, args.caller, args.lock)
         if not args.no_filter_monitors:

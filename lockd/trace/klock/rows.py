@@ -114,7 +114,7 @@ def unfinished_holds(
         began = since[which, level]
         rows["period"] = began // period_ns
         rows["holding"] = 1
-        # The acquisitions of lower levels were counted by the programs when they happened.
+        # The programs have counted the acquisitions of lower levels; that of the level `depth` counts here.
         rows["acquired"] = (depth[which] == level).astype(np.int64)
         rows["hold_ns"] = rows["max_hold_ns"] = ended_ns - began
         parts.append(rows)

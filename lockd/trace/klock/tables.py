@@ -21,8 +21,8 @@ MARK = "*"
 
 
 class Side(NamedTuple):
-    """The table of waits or that of holds: its words, and the columns of ROW that it is made from (`total`,
-    `longest` and `ongoing`)."""
+    """The table of waits or that of holds: words for its text (`title`, `participle`), and the columns of ROW
+    that it is made from (`total`, `longest` and `ongoing`)."""
 
     title: str
     participle: str
@@ -43,7 +43,7 @@ SORTS = tuple(f"{side.sort}_{name}" for side in (WAITS, HOLDS) for name in FIELD
 
 @dataclass
 class Line:
-    """One line of a table, with the lines of callers below it."""
+    """One line of a table, with the lines below it that show further callers."""
 
     head: tuple[str, ...]
     """The callers, innermost first, or the id and comm of the thread."""
@@ -73,7 +73,8 @@ class Layout:
     """The user's options for the tables."""
 
     functions: int = 1
-    """Innermost functions of a stack that are shown; stacks that differ in them have separate lines."""
+    """How many callers of a stack are shown, the innermost ones. Stacks that differ in these have separate
+    lines."""
     most: int | None = None
     """The largest number of lines of a table; None: no limit."""
     sorts: tuple[str, ...] = ()

@@ -26,9 +26,9 @@ def _sorted(times: Times) -> list[tuple[Key, Measurement]]:
 
 
 def as_histograms(times: Times, name: str) -> Iterator[str]:
-    """Lines as bpftrace prints maps: of failed calls, then a histogram of times for each measurement.
+    """Lines as bpftrace prints maps: counts of failed calls, then a histogram of times for each measurement.
 
-    The first are `@failed[lock, stack, comm, error]: count`. Each histogram begins with
+    A count has the form `@failed[lock, stack, comm, error]: count`. Each histogram begins with
     `@NAME[lock, stack, comm]:`, where NAME is `name`.
     """
     has_pids = len({key.pid for key in times}) > 1
@@ -43,7 +43,7 @@ def as_histograms(times: Times, name: str) -> Iterator[str]:
 
 
 def _bpftrace_key(key: Key, has_pids: bool, more: str) -> str:
-    """The key as bpftrace prints it, including blanks at the ends of lines."""
+    """The key as bpftrace prints it, including blanks at the ends of lines. `more` is an error or a state."""
     stack = "".join(f"\n    {function}" for function in key.frames) + "\n" if key.frames else ""
     pid = f", pid {key.pid}" if has_pids else ""
     return f"{key.lock}, {stack}{', ' if stack else ''}{key.comm}{pid}{more and f', {more}'}"
@@ -92,10 +92,10 @@ def as_json(times: Times) -> Iterator[str]:
 
 
 def as_profile(times: Times, title: str, value: str, began: float, seconds: float) -> Profile:
-    """The times as a profile. Above the innermost function are frames for the mutex and the state.
+    """The times as a profile. In each stack, the mutex and the state are frames after the innermost function.
 
-    `value` is the name of the first value, `wait` or `held`. `began` (since 1970) and `seconds` are the start
-    and the duration of the trace.
+    `value` is the name of the first value, `wait` or `held`. `began` is the start of the trace in seconds
+    since 1970, `seconds` its duration.
     """
     profile = Profile(title, (Value(value, "nanoseconds"), Value("calls", "count")), [], began, seconds)
     for key, measurement in times.items():

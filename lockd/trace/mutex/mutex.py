@@ -22,7 +22,7 @@ examples:
 """
 
 DEPTH = 5
-"""Innermost functions of a stack that are shown unless --depth is given."""
+"""How many innermost functions of each stack are shown if --depth is not given."""
 WHOLE_STACK = 1 << 16
 """A depth that no stack exceeds."""
 FORMATS = ("hist", "table", "json", "csv", "folded", "pprof")

@@ -42,7 +42,7 @@ class Function:
 
     name: str
     address: int
-    """The file's own address of the first instruction."""
+    """The address that the ELF file itself gives to the first instruction."""
     code: bytes
     """The instructions, if the function waits for a condition and is not too long; else empty."""
     offset: int
@@ -143,7 +143,7 @@ def _code(descriptor: int, offset: int, size: int) -> bytes:
         return b""
     try:
         code = os.pread(descriptor, size, offset)
-    except (OSError, OverflowError):  # the headers of a file can say anything
+    except (OSError, OverflowError):  # offset and size come from the file's headers, which can be wrong
         return b""
     return code if len(code) == size else b""
 

@@ -117,8 +117,9 @@ class MutexTimes:
     def add_holds(self, session: Session) -> None:
         """Add the holds that are left in the map mutex_holds at the end of the trace.
 
-        They had not ended when the trace, or before that the process, ended. The exception is a mutex that
-        another thread has released and nobody has acquired since: its hold counts as ended by that release.
+        Such a hold had not ended when the trace ended, or when its process ended during the trace. The
+        exception is a mutex that another thread has released and nobody has acquired since: its hold counts
+        as ended by that release.
         """
         threads, values = session.read_steady("mutex_ends")
         ended = dict(zip(threads.tolist(), values["at"].tolist(), strict=True))
@@ -143,7 +144,7 @@ class MutexTimes:
             self._add_ongoing(tgid, tid, mutex, stack, end - since, state)
 
     def result(self, depth: int) -> Times:
-        """All measurements, by the innermost `depth` functions of each stack."""
+        """All measurements. Those whose stacks have the same `depth` innermost functions are added up."""
         times: Times = {}
         for (tgid, mutex, stack, comm, state), measurement in self._measurements.items():
             frames = self._stacks.user(stack)[:depth]
@@ -169,7 +170,7 @@ class MutexTimes:
         return self._measurements.setdefault((tgid, mutex, stack, comm, state), Measurement())
 
     def _comm(self, tgid: int, tid: int, comm: bytes) -> str:
-        """`comm` as text or, if it is empty, the thread's present or last known comm; `?` without any."""
+        """`comm` as text or, if it is empty, the thread's present or last known comm, or `?` without any."""
         if comm:
             self._comms[tid] = text(comm)
         else:

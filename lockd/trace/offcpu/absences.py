@@ -92,9 +92,10 @@ class Times:
 
 
 class Absences:
-    """The absences of a session, by at most `most` keys (struct offcpu_key in lockd/bpf/daemon/sched.bpf.c).
+    """The absences of a session, summed up by key (struct offcpu_key in lockd/bpf/daemon/sched.bpf.c).
 
-    `with_runqueue` is whether time on the run queue is part of an absence.
+    At most `most` keys have sums of their own. `with_runqueue` is whether time on the run queue is part of an
+    absence.
     """
 
     def __init__(self, session: Session, with_runqueue: bool, most: int = MOST) -> None:
@@ -187,8 +188,8 @@ class Absences:
     def _ongoing(self, older: OlderWaits) -> Iterator[tuple[Place, Times]]:
         """The absences that go on at the end of the trace.
 
-        Without the run queue, a wait that a wake-up has ended counts as ended, although the thread is not yet
-        on a CPU.
+        Without --runqueue, a wait that a wake-up has ended counts as ended, although the thread is not yet on
+        a CPU.
         """
         end = self._session.ended_ns
         for tid, thread in zip(*self._session.read_steady("threads"), strict=True):
@@ -210,7 +211,7 @@ class Absences:
         self, entry: Any, tgid: int, tid: int, older: OlderWaits, is_ongoing: bool = False,
         waker: Waker | None = None,
     ) -> Place:  # fmt: skip
-        """The place of an absence; `entry` is a key of the pair or a value of the map of threads."""
+        """The place of an absence. `entry` is a key of the pair `offcpu` or a value of the map of threads."""
         state = self._states[entry["state"]]
         cause = int(entry["nr"]), int(entry["state"]), bool(entry["iowait"]), int(entry["detail"])
         user, kernel = map(int, entry["stacks"])

@@ -104,12 +104,12 @@ def trace(
 
     Yields the session, a profile without samples, and the sums of absences by Place. The caller calls
     report() of the session. `defines` and `maps` are as in load.settings.Trace. Raises UsageError and
-    HostError as Session does, and UsageError for options that exclude everything.
+    HostError as Session does, and UsageError for options that together exclude every wait.
     """
     _check(args)
     args.min_block_ns = args.min_block_time * NS_PER_US
     args.max_block_ns = options.LONGEST_NS
-    if args.max_block_time:  # in whole microseconds: a wait that is longer by less than one counts too
+    if args.max_block_time:  # in whole microseconds: a wait that is less than 1 us longer counts too
         args.max_block_ns = (args.max_block_time + 1) * NS_PER_US - 1
     began = time.time()
     with Session(title, _settings(args, defines, maps), args.duration, args.pids, args.tids) as session:
@@ -188,7 +188,7 @@ def join_stacks(user: Names, kernel: Names, delimiter: Mark, args: argparse.Name
     The options -U and -K leave out one of the parts; -d puts the delimiter between them.
     """
     kernel = () if args.user_stacks_only else kernel
-    user = () if args.kernel_stacks_only else user  # older waits have a user part even with -K
+    user = () if args.kernel_stacks_only else user  # waits from before the trace have one even with -K
     between = (delimiter,) if args.delimited and user and kernel else ()
     return (*reversed(user), *between, *reversed(kernel))
 

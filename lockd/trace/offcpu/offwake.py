@@ -22,7 +22,8 @@ EPILOG = """examples:
 BETWEEN = Mark("--")
 """The frame between the stack of the thread that waits and the stack of the waker."""
 NOT_WOKEN, PREEMPTED = Mark("[not woken]"), Mark("[preempted]")
-"""Frames in place of the waker. NOT_WOKEN: the wait goes on. PREEMPTED: the thread did not wait."""
+"""Frames in place of the waker. NOT_WOKEN: the wait had not ended when the trace ended. PREEMPTED: the thread
+did not wait."""
 
 add_options = offcpu.add_options
 

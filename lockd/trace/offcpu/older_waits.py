@@ -62,8 +62,8 @@ class BlockedThread:
     nr: int
     """Number of the system call, or NO_CALL."""
     detail: tuple[str, str] | None
-    """What the call waits for: an enum of the programs (futex_kind or file_kind) and its member; None if that
-    is not needed."""
+    """What the call waits for: an enum of the programs (futex_kind or file_kind) and its member; None for
+    calls that neither wait for a futex nor read or write a file."""
     capture: Capture | None
     """The stack in user space; None if it could not be read. Of its registers only the stack pointer and the
     program counter are known."""
@@ -99,8 +99,8 @@ class OlderWaits:
             thread = blocked_thread(tid)
             if thread and self._is_wanted(thread) and self._enter(thread):
                 state = thread_state(tid)
-                # The thread ran before its wait was entered, and still runs. The programs would take it for
-                # blocked.
+                # The thread ran before its wait was entered, and still runs. Its entry is deleted, because
+                # the programs would take the thread for blocked.
                 if state and state != thread.state and state.letter == RUNNING and self._is_own_entry(tid):
                     threads = self._session.map("threads")
                     threads.delete(np.array([tid], threads.key))
@@ -138,7 +138,7 @@ class OlderWaits:
         entry["stacks"]["user"] = entry["stacks"]["kernel"] = number
         key = np.array([thread.tid], table.key)
         is_entered = table.insert(key, entry)
-        if not is_entered and not table.lookup(key)["tgid"]:  # 0 without an entry: then the map is full
+        if not is_entered and not table.lookup(key)["tgid"]:  # 0 if there is no entry: the map is full
             self._session.own_losses[OLDER_WAITS_LOST] += 1
         return is_entered
 
@@ -208,7 +208,7 @@ def _kernel_stack(directory: Path) -> tuple[str, ...]:
 def _detail(directory: Path, call: list[str]) -> tuple[str, str] | None:
     group, _ = calls(os.uname().machine).get(int(call[0]), ("", ""))
     if group == "futex":
-        return "futex_kind", "none"  # the kind of futex depends on what was in memory when the wait began
+        return "futex_kind", "none"  # unknown: it depends on what was in memory when the wait began
     return ("file_kind", _file_kind(directory, int(call[1], 16))) if group == "read" else None
 
 

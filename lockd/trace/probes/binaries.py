@@ -24,7 +24,7 @@ MUSL = re.compile(r"ld-musl-.*|libc\.musl-.*")
 MOST_LISTED = 12
 """The most files of a process that an error message lists."""
 IN_LIBC = ("pthread", "rt", "dl", "util", "anl")
-"""Libraries that are parts of libc since glibc 2.34, and always in musl."""
+"""Short names of libraries that are parts of libc in glibc since 2.34, and in every musl."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from lockd.trace.core import options
 from lockd.trace.probes.patterns import PROGRAM, Probes, parse, resolve
 
 MOST_MISSING = 3
-"""The most functions that are named because no probe could be attached to them."""
+"""Of the functions to which no probe could be attached, the most that a message names."""
 PATTERNS = """\
 PATTERN is one of
   FUNCTION              a function of the kernel: vfs_read, 'vfs_*'
@@ -61,7 +61,7 @@ def load_settings(
     args: argparse.Namespace, probes: Probes, function: str, file: str, pairs: tuple[str, ...] = (),
     maps: tuple[str, ...] = (),
 ) -> LoadSettings:  # fmt: skip
-    """The loader's settings by which the probes call the BPF function `function` of `file`."""
+    """The loader's settings with which all probes run the BPF function `function` of the source `file`."""
     trace = Trace(
         parts=(probes.part(function, (file,)),),
         defines={} if args.cpu is None else {"ONLY_CPU": args.cpu},

@@ -35,14 +35,15 @@ MECHANISMS = {KERNEL: ("kprobe", "fentry"), USER: ("uprobe",), TRACEPOINT: ("tra
 NEAREST = 3
 """The most names that a message suggests if no name matches."""
 COMPARED = 20_000
-"""The most names that are compared with the user's to suggest similar ones. Each takes some 10 us."""
+"""The most names that are compared with the user's word to suggest similar ones. Each comparison takes about
+10 us."""
 BEGINS_ALIKE = 3
-"""How many first characters of a name and of the user's word must be equal if there are more than COMPARED
-names. Names that contain the whole word are compared as well; all others are not."""
+"""If there are more than COMPARED names, only some of them are compared with the user's word: those that
+begin with this many of its first characters, and those that contain the whole word."""
 MOST = 1000
 """The most functions or tracepoints that one pattern may match, as in bcc."""
 PROGRAM = "trace"
-"""The value of hooks.Candidate.program."""
+"""The value of hooks.Candidate.program for all probes of a pattern."""
 NO_EVENTS = ("ftrace",)
 """Categories of events in tracefs to which no program can be attached."""
 
@@ -156,9 +157,9 @@ class Probes:
         return tuple(place.name for place in self.places)
 
     def part(self, function: str, files: tuple[str, ...]) -> Part:
-        """The part that calls the BPF function `function` of `files` from all places.
+        """The part that attaches the BPF function `function` of `files` to all places.
 
-        If there are several places, the kernel may refuse some.
+        If there are several places, the kernel may refuse some: the trace goes on without these.
         """
         ways = tuple(
             Way(mechanism, tuple(self._candidates(function, mechanism)), ())
@@ -242,8 +243,8 @@ class KernelFunctions:
     COPY = re.compile(r"\.(?:isra|constprop|part|llvm)\b.*")
     """The suffixes that compilers append to the names of copies of a function."""
     NO_FUNCTION = re.compile(r"__(?:pfx|cfi)_.*|.*\.cold(?:\.\d+)?")
-    """Symbols that are no functions: the bytes before a function (`__pfx_`, `__cfi_`), and a part that the
-    compiler has moved out of a function, which the function jumps to (`.cold`)."""
+    """Symbols that are no functions: the bytes before a function (`__pfx_`, `__cfi_`), and code that the
+    compiler has moved out of a function, and to which the function jumps (`.cold`)."""
     MADE_AT_RUN_TIME = (b"bpf", b"__builtin__ftrace", b"__builtin__kprobes")
     """Names that kallsyms shows in place of a module for code that the kernel has generated."""
     FILTER = "available_filter_functions"
@@ -398,7 +399,7 @@ def _probe_offset(file: ObjectFile, binary: Binary, entry: FunctionEntry) -> tup
 
 
 def _ifunc_address(file: ObjectFile, descriptor: int, name: str) -> int:
-    """The file's own address of the function that the linker chooses on this host for an IFUNC, or -1.
+    """The address, as in the ELF file, of the function that the linker chooses here for an IFUNC, or -1.
 
     An IFUNC such as `strlen` stands for one of several functions, which the linker chooses by the processor.
     The choice is known only for libraries that this process has loaded as well, such as the C library.

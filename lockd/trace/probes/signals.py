@@ -52,7 +52,8 @@ CODES_OF = {
     "SIGIO": "POLL_ IN OUT MSG ERR PRI HUP",
     "SIGSYS": "SYS_ SECCOMP USER_DISPATCH",
 }
-"""Names of the codes that one signal has: their common prefix, then the rest of each name from code 1 on."""
+"""Names of the codes whose meaning depends on the signal, by signal: the prefix of all names, then the rest
+of each name, from code 1 on."""
 BY_PROCESS = ("SI_USER", "SI_QUEUE", "SI_MESGQ", "SI_TKILL")
 """Codes that show that the running process has sent the signal, whatever system call it is in."""
 BY_KERNEL = (-2, -4, -5, -7)
@@ -147,7 +148,7 @@ class Reader:
     def read(self) -> list[Sent]:
         """The signals since the last call, in the order of their times."""
         rows = self._events.read()
-        to_clock = time.time_ns() - time.monotonic_ns()  # at each call: the clock may have been set
+        to_clock = time.time_ns() - time.monotonic_ns()  # computed anew, as the clock may have been set
         ordered = rows[np.argsort(rows["at"], kind="stable")].tolist()
         signals_sent = (self._sent(at_ns + to_clock, *rest) for at_ns, *rest in ordered)
         # The programs also report signals that the kernel sends to other processes while one of `pids` runs.

@@ -127,7 +127,7 @@ class _Counts:
     def write(self, seconds: float | None = None) -> None:
         """Write the counts in the format that the user asked for, and start again from zero.
 
-        `seconds`: how long events were counted, by default from the last call until now.
+        `seconds` is how long events were counted, by default the time since the previous call of write().
         """
         now = time.time()
         profile = Profile(

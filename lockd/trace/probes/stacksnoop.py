@@ -114,8 +114,8 @@ def _events(session: Session) -> Iterator[Event]:
 def _is_ready(event: Event, previous_drain_ns: int, last_drain_ns: int, stacks: CallStacks) -> bool:
     """Whether an event can be printed: its stacks were drained, or are lost.
 
-    A stack is lost if two drains after the event have not returned it. The times are those of the last two
-    drains before the present one.
+    A stack is lost if two drains after the event have not returned it. `previous_drain_ns` and
+    `last_drain_ns` are the times on CLOCK_MONOTONIC of the last two drains before the present one.
     """
     return event.at_ns <= previous_drain_ns or (
         event.at_ns <= last_drain_ns and stacks.has(event.user, event.kernel)
