@@ -162,7 +162,7 @@ class Session:
         self._name_stacks()
 
     def wait(self, until: float) -> None:
-        """Wait until time.monotonic() reaches `until`, or until a signal ends the trace.
+        """Wait until time.monotonic() reaches `until`, or until a signal or stop() ends the trace.
 
         New processes are examined during the wait, as soon as the programs announce them.
         """
@@ -434,7 +434,7 @@ def _start_time(tid: int) -> str:
 
 
 def _visit_cpus() -> None:
-    """Run on each CPU for a moment, so that the thread that runs there is switched out.
+    """Run on each CPU of this process's affinity for a moment, so that the thread there is switched out.
 
     The programs for futex calls keep the latest calls of the running thread in a per-CPU variable. They add
     these calls to a map when the thread is switched out.
