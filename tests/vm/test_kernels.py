@@ -23,9 +23,9 @@ from tests.vm.kernels import COMPLAINTS, KERNELS, LONGEST_FIRST, SKIPS, WAITS_FO
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
 
-pytestmark = pytest.mark.timeout(7200)
-"""The first test waits for its machine. In `make test-all` machines have the processors to themselves only
-once the tests of this host's kernel have ended, after 42 minutes."""
+pytestmark = pytest.mark.timeout(0)
+"""No limit: a test waits for its machine, which has limits of its own. Those leave out the time in which the
+machine gets no processor of this host, and in `make test-all` that may be hours."""
 
 
 EACH = [
