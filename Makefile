@@ -61,7 +61,7 @@ run: ## install what lockd needs and run it on this host until Ctrl-C (ARGS='mor
 	@deploy/apt-need $(RUN_PACKAGES)
 	@if [ -t 0 ]; then set -m; fi; $(PYTHON) -m lockd run --config.file=config/lockd.yaml $(ARGS); exit
 
-test: ready ## install what the tests need and run all that a change must pass, in 20 minutes (ARGS='what to give pytest': only that)
+test: ready ## install what the tests need and run all that a change must pass, in 15 to 30 minutes (ARGS='what to give pytest': only that)
 	@$(MAKE) --no-print-directory lint
 	@$(TOOLS) $(VENV)/bin/$(if $(ARGS),pytest $(ARGS),python -m tests.run)
 
