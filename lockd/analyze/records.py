@@ -31,8 +31,8 @@ TYPES_OF_MILLI_KLOCKSTAT = {"Mutex": "mutex", "RWLock": "rwlock", "Semaphore": "
 """Lock types by milli-klockstat's names. Its lines have the thread id after P and the process id after T."""
 USUAL_PERIOD_NS = 50_000_000
 UNLIKELY = 1000
-"""The starts of all periods can be multiples of a time that is longer than a period by chance. A chance of 1
-in this number, or less, counts as zero."""
+"""By chance, the starts of all periods can be multiples of a time that is longer than a period. If this has a
+chance of 1 in this number, or less, it counts as impossible."""
 LARGEST_NUMBER = 2**62 - 1
 """The largest time or count of a record. The sum of two such numbers fits into 64 bits."""
 

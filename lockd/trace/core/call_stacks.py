@@ -27,8 +27,8 @@ LOST = (Mark("[stack lost]"),)
 """The frames that stand for a stack that was lost."""
 
 MOST_CAPTURED = 8192
-"""The most captures that may wait to be unwound. Each takes up to 18 KiB of memory. To unwind one takes about
-0.2 ms."""
+"""The most captures that may wait to be unwound. Each takes up to 18 KiB of memory, and about 0.2 ms to be
+unwound."""
 MOST_NUMBERS = 1 << 18
 """The most numbers of kernel stacks that are remembered, and the most numbers of user stacks. Stacks with
 further numbers are lost. Several numbers can stand for one stack."""
