@@ -17,9 +17,9 @@ import numpy.typing as npt
 from lockd.columns.index import Groups
 
 WIDE = (np.int64, (2,))
-"""The dtype of a column of wide sums."""
+"""The dtype of a column of wide sums. They are in ns, without bound: each is two numbers (UNIT)."""
 UNIT = 1 << 62
-"""The nanoseconds in one unit, which the first number of a row counts. A row is divmod(sum, UNIT)."""
+"""The nanoseconds in one unit. A row of a column of wide sums is divmod(sum, UNIT)."""
 MOST = UNIT << 22
 """Up to this sum, which is 600 million years in nanoseconds, to_floats() returns the nearest float."""
 

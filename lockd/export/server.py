@@ -34,7 +34,7 @@ counts as memory of the service.
 ACCEPTED_AT_ONCE = 128
 """Connections that are accepted before other events are handled."""
 ACCEPTED_AGAIN = 1.0
-"""Seconds until the next attempt after there was no descriptor or no memory for a connection."""
+"""Seconds until the next attempt after accept() failed, for instance because there was no descriptor."""
 _LIMITS: dict[str, int] = {
     "max_buffer_size": 4 * LARGEST_HEADER,
     "read_chunk_size": LARGEST_HEADER,

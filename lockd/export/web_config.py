@@ -54,8 +54,8 @@ class WebConfig:
     """Reads the web configuration at `path`, and reads it again when it has changed.
 
     Without a path, the defaults of Settings are in force. The file `stored` has the names of the protections
-    in force, and an exporter that replaces this one reads them there. The constructor raises ConfigError if
-    the configuration is invalid, or if it lacks one of these protections.
+    in force (TLS, client certificates, users), and an exporter that replaces this one reads them there. The
+    constructor raises ConfigError if the configuration is invalid, or if it lacks one of these protections.
     """
 
     def __init__(self, path: Path | None, stored: BinaryIO | None = None) -> None:

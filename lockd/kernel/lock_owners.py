@@ -45,7 +45,7 @@ class KernelOwners:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, functions: Sequence[int]) -> KernelOwners:
-        """Return the owners that the program of `manifest` reads, if it has one.
+        """Return the owners that the program read_owner() reads. Without it in `manifest`, none is known.
 
         `functions` are the descriptors of `manifest.functions`, in the same order.
         """

@@ -30,7 +30,7 @@ class Choice:
 
     @property
     def chosen(self) -> Chosen:
-        """The choice as the manifest has it."""
+        """The choice in the form that the manifest stores."""
         return Chosen(
             self.part.program, self.part.what, self.way.mechanism if self.way else "", self.instead_of
         )

@@ -85,9 +85,10 @@ def compile_source(source: Source) -> Compiled:
 def compile_inputs(source: Source) -> tuple[str, ...]:
     """Return everything that the compiled source depends on. This does not import bcc.
 
-    bcc reads two environment variables and the machine's name. It also looks in kallsyms for
-    bpf_probe_read_kernel(): whether this exists depends on the kernel's release alone. The type that bcc
-    reports for a value of a per-CPU array has an element for each possible CPU.
+    bcc reads the type of the machine (uname -m) and two environment variables, besides BCC_KERNEL_SOURCE,
+    which compile_source() sets. It also looks in kallsyms for bpf_probe_read_kernel(): whether this exists
+    depends on the kernel's release alone. The type that bcc reports for a value of a per-CPU array has an
+    element for each possible CPU.
     """
     return (
         source.text,

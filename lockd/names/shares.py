@@ -35,7 +35,7 @@ class Bench:
     def __init__(self, fd: int) -> None:
         """`fd` is the descriptor of a file of at least one page."""
         self._memory = mmap.mmap(fd, mmap.PAGESIZE)
-        self._memory.madvise(mmap.MADV_DONTFORK)  # a child of the namer must not write here
+        self._memory.madvise(mmap.MADV_DONTFORK)  # no child of the namer may write to this memory
 
     @property
     def turn(self) -> Turn:

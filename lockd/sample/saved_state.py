@@ -2,8 +2,8 @@
 
 The file outlives the sampler because systemd keeps its descriptor. It holds the counts, which are written
 every few seconds, and the rows that were drained since (Backlog in lockd/sample/drain.py). Together they have
-everything that was drained, unless the sampler ended in the middle of a drain. Without a file everything is
-in the process's own memory.
+everything that was drained and is counted, unless the sampler ended in the middle of a drain or the counts
+could not be written. Without a file everything is in the process's own memory.
 """
 
 from __future__ import annotations

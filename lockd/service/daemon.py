@@ -89,7 +89,7 @@ class Daemon:
         self._loop = Loop(sampler, config.period_ns, self._on_message, self._after_tick, wakeup)
         self._reloads = Reloads(config, read, self._take_config, systemd.notify_reloading, self._note_reload)
         self._had_terminal = has_terminal()
-        self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup ignores SIGHUP
+        self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as under nohup
 
     def run(self, exporter: Exporter) -> None:
         """Run until SIGTERM or SIGINT. `exporter` is the first exporter, which was started already."""

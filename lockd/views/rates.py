@@ -130,7 +130,7 @@ SUMS = (
     "blocked_us", "count", "waiting", "held_us", "acquired",
     "blocked_rate", "count_rate", "held_rate", "acquired_rate",
 )  # fmt: skip
-"""The fields that are added up when rows are merged."""
+"""The fields that are always added up when rows are merged."""
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ BPF_TABLE("hash", struct kernel_holding_key, struct kernel_holding, kernel_holdi
 /* Time at which everything was attached; 0: nothing is counted yet. */
 BPF_ARRAY(armed, u64, 1);
 
-/* Time after `armed` in which releases of unknown locks are not counted as lost: the locks may have been
- * taken before `armed`. */
+/* For this time after all programs were attached (`armed`), releases of locks that no thread was seen to take
+ * are not counted as lost: the locks may have been taken before. */
 #define OLD_HOLDS_NS 10000000000ULL
 
 static __always_inline u64 armed_at(void)

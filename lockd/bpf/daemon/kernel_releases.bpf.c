@@ -126,7 +126,7 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
         .end = end,
         .in_kernel = 1,
     };
-    /* A reader that is woken may be one of many holders, and is not followed. */
+    /* A reader that is woken may be one of many holders, so it is not followed as the next holder. */
     bool is_next = awaited->type != LOCK_RWSEM_READ && awaited->type != LOCK_PERCPU_RWSEM_READ;
     u64 since = 0, waited = leave_queue(tid, t, &key, end, now, &release, &since, is_next);
     release.weight = weight_of_sample(waited, now);

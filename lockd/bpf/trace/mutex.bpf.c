@@ -295,7 +295,8 @@ int mutex_returned(struct pt_regs *ctx)
     return 0;
 }
 
-/* Attached to the return of C11's functions, whose results have other values. */
+/* Attached to the return of mtx_lock() and C11's other functions that take a mutex: they return thrd_success,
+ * thrd_busy and so on, and no errno. */
 int mutex_returned_c11(struct pt_regs *ctx)
 {
     u32 result = PT_REGS_RC(ctx);

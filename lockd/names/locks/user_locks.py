@@ -396,7 +396,7 @@ class UserNames:
         capture: Capture | None,
         frames: Sequence[tuple[int, Frame]],
     ) -> PythonWait | None:
-        """What a thread waits for in Python; None if it is not the interpreter that waits."""
+        """What a thread waits for in Python; None if not the interpreter waits, or too little is known."""
         stack = [frame for _, frame in frames]
         if not capture or not capture.thread_pointer or not is_of_python(stack):
             return None

@@ -61,7 +61,7 @@ CLASS_BYTES = 200
 USER_END = 1 << 47
 
 FLAG = 1 << 63
-"""The bit that is set in the number of every wait, and in no address of user space."""
+"""The bit that is set in the number of every wait of a Java thread, and in no address of user space."""
 OBJECT, WORD, MONITOR = 0b10, 0b110, 0b111
 """The highest two or three bits of a wait's number, which say what the other bits are: a class, and perhaps
 an object of it; the word that the thread sleeps on, if HotSpot's memory says no more; the address of an

@@ -17,7 +17,7 @@ REGISTERS = {
 }
 """Members of struct pt_regs (arm64: user_pt_regs) by machine, in the order of their DWARF numbers."""
 SLEEPER_BYTES = 16384
-"""Bytes of stack that are read of a thread that is already asleep."""
+"""The most bytes that are read from the stack of a thread that is already asleep."""
 PAGE = 4096
 
 

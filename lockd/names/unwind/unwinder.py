@@ -244,7 +244,8 @@ class _Walk:
         return False
 
     def _may_keep_frame_pointer(self, start: int) -> bool:
-        """Whether the first instructions of a function set the frame pointer, or are not known."""
+        """Whether the first instructions of a function set the frame pointer, or its beginning is not known
+        (`start` < 0)."""
         return start < 0 or SETS_FRAME_POINTER in self._code.code(start, 32)
 
     def _return_from(self, at: int, start: int) -> dict[int, int]:

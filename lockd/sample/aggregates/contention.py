@@ -35,8 +35,9 @@ RECENT = 60.0
 SHOWN = 1000
 """Rows that one table of an answer to /api/v1 has at most."""
 SHOWN_BY_PROCESS = 500
-"""Most rows that are given to the processes by turns, before all other rows are chosen. Each process gets
-ranking.FLOOR rows at most. The limits are for rows of contention and for other rows separately."""
+"""Up to this many rows are shared out among the processes before the others are chosen: first the best row
+of each process, then the second, up to ranking.FLOOR. This number is for rows of contention and for other
+rows separately."""
 SHOWN_IDLE = 250
 """Rows, out of SHOWN, that are kept for waits that are no contention: for work, or off the CPU."""
 SHOWN_UNCONTENDED = 250
@@ -250,7 +251,7 @@ class ContentionTables:
         if self.holds:
             first = _top_rows(locks, SHOWN - SHOWN_UNCONTENDED)
             rows = _top_rows(locks, SHOWN - len(self._choose_holds(self.holds, first).uncontended))
-            holds = self._choose_holds(self.holds, rows)  # `rows` may differ from `first`
+            holds = self._choose_holds(self.holds, rows)  # chosen again: `rows` may be more than `first`
         # For a profile of some seconds, the exporter finds the same lock in two answers by its key. This key
         # is no column of the table, because /api/v1 does not show it.
         arrays["locks.key"] = locks["key"][rows].view(np.int64)

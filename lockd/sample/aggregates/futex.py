@@ -167,9 +167,10 @@ class FutexAggregates:
                 locks["sites"][row] = name.sites
 
     def note_ongoing(self, moment: Moment) -> None:
-        """Replace what is known of the futex calls that are blocked now.
+        """Replace what is known of the futex calls that are blocked now by what `moment` shows.
 
-        Ask the namer again about locks in memory in which another lock may have been before.
+        Ask the namer again about locks in reused memory for which threads have waited long: the name that is
+        known may be that of an earlier lock.
         """
         tids, threads, waited_ns = self._blocked(moment)
         call, tgids = threads["call"], threads["tgid"]
@@ -181,7 +182,8 @@ class FutexAggregates:
     def look_at_locks(self, moment: Moment) -> None:
         """Find names for locks that may be part of deadlocks.
 
-        Ask the namer again about locks in memory in which another lock may have been before.
+        Ask the namer again about locks in reused memory for which threads have waited long: the name that is
+        known may be that of an earlier lock.
 
         This is the part of note_ongoing() that cannot wait until somebody wants to see numbers.
         """

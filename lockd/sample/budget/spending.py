@@ -63,7 +63,8 @@ class ProgramTimes:
         self._cpus = 0.0
 
     def begin_period(self) -> bool:
-        """End a period and begin the next. Returns whether the programs are to time the next."""
+        """End a period and begin the next. Returns whether the programs are to measure their own run times
+        in the next."""
         now = self._clock()
         if self._began_ns:
             self._span_ns += now - self._began_ns

@@ -183,7 +183,8 @@ class Deadlocks:
         self._next_report = NEVER
         """When a known deadlock is to be reported or logged (monotonic clock in ns)."""
         self._reported_before: dict[frozenset[tuple[int, int]], None] = {}
-        """Deadlocks that other samplers reported, in the form of the keys of `_known`, the latest first."""
+        """Deadlocks that earlier samplers reported, as keys of `_known`. Those that the last of them still
+        knew come first."""
         self._held: dict[Lock, _Held] = {}
         """What was last read of each lock that is waited for."""
 

@@ -11,7 +11,7 @@ except ImportError:
     from hashlib import blake2b
 
 REMEMBERED = 50_000
-"""Label sets whose hashes are kept in a cache."""
+"""The most label sets whose hashes are kept in the cache of hash_labels()."""
 _KEY = os.urandom(16)
 """A secret key of the hashes. Users choose names, and label sets with equal hashes count as one. Without the
 key a user could find a name whose hash is that of somebody else's label set."""

@@ -69,8 +69,8 @@ class LockRow:
     comm: str
     """Name of the process."""
     frames: tuple[str, ...] = ()
-    """Functions, outermost first; empty if no stack was taken, as for calls that did not block, or if the
-    stack is not known."""
+    """Functions, outermost first; empty if no stack was taken, as usual for calls that did not block, or if
+    the stack is not known."""
     kind: str = ""
     """`lock`, `pi`, `cond` or `other`; empty if the kind is not known."""
     lock: str = ""
