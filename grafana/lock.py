@@ -33,7 +33,6 @@ from grafana.promql import (
     longest,
     peak,
     peak_of_range,
-    range_rate,
     range_rate_of_new,
     rate,
     select,
@@ -100,7 +99,7 @@ def _either(by: str, user: str, kernel: str, rated: Callable[[str], str] = rate)
     """Return the rate of the metric that the lock has, summed by the labels `by`.
 
     The metric is `user` for a lock of a program, and `kernel` for a lock of the kernel. `rated` is rate() for
-    graphs, and range_rate() or _from_first() for tables.
+    graphs, and _from_first() for tables.
     """
     return f"({total(by, rated(user))} or {total(by, rated(kernel))})"
 
@@ -185,8 +184,8 @@ def _who() -> Row:
     process = f"{BY_HOST}, unit, comm"
     holder = "holder, comm"
     by_host = total(f"{BY_HOST}, lock_type, site", _from_first(WAITED))
-    seconds = _either(process, BLOCKED, WAITED, range_rate)
-    count = _either(process, BLOCKED_WAITS, KERNEL_WAITS, range_rate)
+    seconds = _either(process, BLOCKED, WAITED, _from_first)
+    count = _either(process, BLOCKED_WAITS, KERNEL_WAITS, _from_first)
     held = _either(holder, HELD, KERNEL_HELD, _from_first)
     held_by_host = _either(f"{BY_HOST}, {holder}", HELD, KERNEL_HELD, _from_first)
     return Row(

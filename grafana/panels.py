@@ -257,7 +257,11 @@ def listing(
 def durations(
     title: str, description: str, expr: str, *, what: str = "waits", width: int = 12, repeat: str = ""
 ) -> heatmap.Panel:
-    """Return a heatmap of how long waits take. `expr` gives the buckets of a histogram, summed by le."""
+    """Return a heatmap of how long waits take. `expr` gives the buckets of a histogram, summed by le. `what`
+    is what the numbers are: "waits", which are whole numbers, or "waits per second"."""
+    cells = heatmap.CellValues().unit(COUNT)
+    if what == "waits":
+        cells.decimals(0)
     panel = (
         heatmap.Panel()
         .title(title)
@@ -270,7 +274,7 @@ def durations(
         .unit(COUNT)
         .calculate(False)
         .cell_gap(1)
-        .cell_values(heatmap.CellValues().unit(COUNT).decimals(0))
+        .cell_values(cells)
         .color(
             heatmap.HeatmapColorOptions()
             .mode(h.HeatmapColorMode.SCHEME)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lockd.export.catalog import CATALOG
+
 CLUSTER = 'cluster=~"$cluster"'
 FLEET = f'{CLUSTER}, job=~"$job"'
 HOSTS = f'{FLEET}, instance=~"$instance"'
@@ -36,17 +38,20 @@ def growth(counter: str, where: str) -> str:
 
     increase() takes care of counters that were reset, but it ignores the first value of a series. Many
     counters of lockd begin with their first event: the first value for a holder contains the time of its
-    first sample. So a series that begins within the range counts with its whole value. It is recognised by
-    two conditions. It has no sample in the day before the range: this excludes a series that was removed and
-    comes back. It has fewer samples in the range than lockd_ticks_total of its host: this excludes an old
-    series of a host that was not scraped at the beginning of the range.
+    first sample. So a series that begins within the range counts with its whole value, even if it has ended
+    since. It is recognised by two conditions. It has no sample in the day before the range: this excludes a
+    series that was removed and comes back. It has fewer samples in the range than lockd_ticks_total of the
+    same target: this excludes an old series of a host that was not scraped at the beginning of the range, or
+    whose targets have got another label, such as the name of a pod, within the range.
 
     `where` has the label matchers of the hosts.
     """
+    labels = ", ".join(CATALOG[counter.partition("{")[0]].labels)
     samples = f"count_over_time({select('lockd_ticks_total', where)}[$__range])"
-    is_new = f"count_over_time({counter}[$__range]) < on ({BY_HOST}) group_left () {samples}"
+    is_new = f"count_over_time({counter}[$__range]) < ignoring ({labels}) group_left () {samples}"
     was_there = f"present_over_time({counter}[1d] offset $__range)"
-    return f"((({counter} unless {was_there}) and {is_new}) or increase({counter}[$__range]))"
+    last = f"last_over_time({counter}[$__range])"
+    return f"((({last} unless {was_there}) and {is_new}) or increase({counter}[$__range]))"
 
 
 def range_rate_of_new(counter: str, where: str) -> str:

@@ -37,6 +37,7 @@ from grafana.promql import (
     peak_of_range,
     quantiles,
     range_rate,
+    range_rate_of_new,
     rate,
     select,
     top,
@@ -202,14 +203,17 @@ def _locks() -> Row:
                         "Waited",
                         total(
                             "lock_type, lock, site",
-                            range_rate(_its("lockd_kernel_lock_site_wait_seconds_total")),
+                            range_rate_of_new(_its("lockd_kernel_lock_site_wait_seconds_total"), HOSTS),
                         )
                         + " > 0",
                         SECONDS_PER_SECOND,
                     ),
                     Value(
                         "Waits",
-                        total("lock_type, lock, site", range_rate(_its("lockd_kernel_lock_site_waits_total")))
+                        total(
+                            "lock_type, lock, site",
+                            range_rate_of_new(_its("lockd_kernel_lock_site_waits_total"), HOSTS),
+                        )
                         + " > 0",
                         PER_SECOND,
                     ),

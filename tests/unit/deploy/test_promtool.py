@@ -118,6 +118,20 @@ def test_every_query_parses(promtool, tmp_path):
     assert f"SUCCESS: {len(EXPRESSIONS)} rules found" in promtool("check", "rules", "--lint=none", path)
 
 
+def test_old_drops_are_no_alert_when_targets_get_another_label(promtool, tmp_path):
+    series = []
+    for rack, dropped, ticks in (
+        ("", "7x40 stale", "0+300x40 stale"),
+        (', rack="r"', "_x41 7x40", "_x41 12300+300x40"),
+    ):
+        target = f'job="lockd", instance="h"{rack}'
+        series.append({"series": f"lockd_ticks_total{{{target}}}", "values": ticks})
+        name = f'lockd_dropped_events_total{{{target}, map="futex", reason="full"}}'
+        series.append({"series": name, "values": dropped})
+    queries = [('ALERTS{alertname="LockdDroppedEvents"}', f"{minute}m", []) for minute in (11, 14, 19)]
+    check(promtool, tmp_path, [RULES], series, queries)
+
+
 def test_a_lock_on_few_of_many_hosts_is_no_alert(promtool, tmp_path):
     """Three of sixty hosts are 5%, for which there is no alert: it needs more.
 
@@ -427,6 +441,43 @@ def test_the_first_hold_of_a_holder_is_in_the_tables(promtool, tmp_path, of, sec
 
 
 @pytest.mark.parametrize(
+    ("board", "panel", "labels"),
+    [
+        ("lockd-lock", "Processes that wait", ("job", "instance", "unit", "comm")),
+        ("lockd-lock", "Where the kernel asks for it", ("lock_type", "site")),
+        ("lockd-service", "Kernel locks of the service", ("lock_type", "lock", "site")),
+        ("lockd-host", "Top kernel-lock sites", ("unit", "comm", "lock_type", "lock", "site")),
+    ],
+)
+@pytest.mark.parametrize(
+    ("waited", "seconds"),
+    [
+        ({"": "_x90 30x30"}, 30),  # the first wait took 30 s
+        ({', pod="1"': "_x83 30x6 stale", ', pod="2"': "_x95 30x25"}, 60),  # a new lockd in another pod
+        ({', pod="1"': "30x89 stale", ', pod="2"': "_x90 30x30"}, 0),  # the same lockd, with another label
+    ],
+)
+def test_the_first_wait_for_a_kernel_lock_is_in_the_tables(
+    promtool, tmp_path, board, panel, labels, waited, seconds
+):
+    """The range of ten minutes begins at the 81st of 121 samples."""
+    own = {"unit": "u", "comm": "c", "lock_type": "mutex", "lock": "some-lock", "site": "s"}
+    own |= {"job": "lockd", "instance": "some-instance"}
+    ticks = {"": "0+300x120", ', pod="1"': "0+300x89 stale", ', pod="2"': "_x90 0+300x30"}
+    series = []
+    for more, values in waited.items():
+        target = f'job="lockd", instance="some-instance"{more}'
+        series.append({"series": f"lockd_ticks_total{{{target}}}", "values": ticks[more]})
+        name = "lockd_kernel_lock_site_wait_seconds_total"
+        pairs = ", ".join(f'{label}="{value}"' for label, value in own.items())
+        series.append({"series": f"{name}{{{pairs}{more}}}", "values": values})
+    query = panel_query(board, panel)
+    pairs = ", ".join(f'{label}="{own[label]}"' for label in labels)
+    expected = [{"labels": f"{{{pairs}}}", "value": seconds}] if seconds else []
+    check(promtool, tmp_path, [], series, [(f"round(({query}) * 600)", "30m", expected)])
+
+
+@pytest.mark.parametrize(
     ("found", "ticks", "new"),
     [
         (["1x90 4x30"], "0+1x120", 3),
@@ -435,6 +486,7 @@ def test_the_first_hold_of_a_holder_is_in_the_tables(promtool, tmp_path, of, sec
         (["3x79 stale 3x40"], "0+1x79 stale 80+1x40", 0),  # no scrape at the beginning of the range
         (["_x90 2x30"], "0+1x120", 2),  # the first deadlocks of this service
         (["_x90 2x9 5x20"], "0+1x120", 5),
+        (["_x90 2x9 stale"], "0+1x120", 2),  # lockd or the host was restarted since
         (["_x100 2x20"], "_x85 0+1x35", 2),  # the same on a host that is new
         (["_x85 2x35"], "_x85 0+1x35", 0),  # a host that is new to Prometheus, and whose deadlocks are older
     ],

@@ -253,13 +253,23 @@ def test_inhibition_is_about_alerts_that_there_are():
     rules = yaml.safe_load(ALERTMANAGER.read_text(encoding="utf-8"))["inhibit_rules"]
     alerts = {rule["alert"] for rule in ALERTS}
     for rule in rules:
-        for matcher in rule["source_matchers"] + rule["target_matchers"]:
-            label, value = re.fullmatch(r'(\w+)=~?"([^"]+)"', matcher).groups()
-            values = set(value.split("|"))
-            if label == "alertname":
-                assert values <= alerts
-            else:
-                assert values <= {rule["labels"].get(label) for rule in ALERTS}, matcher
+        for matchers in rule["source_matchers"], rule["target_matchers"]:
+            named = set()
+            for matcher in matchers:
+                label, value = re.fullmatch(r'(\w+)=~?"([^"]+)"', matcher).groups()
+                named.add(label)
+                values = alerts if label == "alertname" else {one["labels"].get(label) for one in ALERTS}
+                for alternative in value.split("|"):
+                    assert any(re.fullmatch(alternative, one or "") for one in values), matcher
+            assert "alertname" in named, f"{matchers} would also match the alerts of others"
+
+
+def test_inhibition_by_an_alert_about_the_same_locks_is_by_their_kind():
+    """A thread that is stuck on a mutex says nothing of the waits for a rwsem."""
+    rules = yaml.safe_load(ALERTMANAGER.read_text(encoding="utf-8"))["inhibit_rules"]
+    by_kind = [rule["equal"] for rule in rules if "unit" in rule["equal"] and "Deadlock" not in str(rule)]
+    assert len(by_kind) == 2
+    assert all({"kind", "lock_type"} <= set(equal) for equal in by_kind)
 
 
 def test_scrape_config():
