@@ -126,13 +126,14 @@ Further notes on single metrics:
   too briefly for series of their own count together in one series of the unit, with `comm` `other`. If
   the unit does not last either, `unit` is `other` too.
 - **Locks have series while they are among the most contended**: `series.top_locks` locks of user space, and
-  as many call sites of kernel locks. The measure is blocked time, which counts half after a minute; a wait
-  that has not ended counts with its time so far. Locks of the kinds `lock` and `pi` come before the others.
-  Up to half of the places are reserved for the two most contended locks of each unit, so that one service
-  does not take all. The order is examined every 10 s. A lock takes another's place only if its threads have
-  waited twice as long, and for 5 ms at least.
+  as many call sites of kernel locks. The measure is blocked time, which counts half after a minute. No wait
+  counts for more than 87 s, however long it is. One for a lock of user space counts while it goes on too.
+  Locks of the kinds `lock` and `pi` come before the others. Up to half of the places are reserved for the
+  two most contended locks of each unit, so that one service does not take all. The order is examined every
+  10 s. A lock takes another's place only if its threads have waited twice as long, and for 5 ms at least.
 - **A series that is removed** shows its last numbers for 30 s. Events of that time count in the series of
-  its unit or in `other`. A Prometheus that scrapes less often than every 30 s may miss the last change.
+  its unit or in `other`, and its maxima are there afterwards. A Prometheus that scrapes less often than every
+  30 s may miss the last change.
   `lockd_series_retired_total` counts removed series, and `lockd_retired_value` has what they had counted.
 - **A series that comes back** goes on from its old value, as a counter should. lockd remembers the last
   1,000 removed series of each family. So `rate()` and `increase()` see no reset, and give exactly what was

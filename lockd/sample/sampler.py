@@ -297,6 +297,9 @@ class Sampler:
         `is_end` says that nothing is counted afterwards.
         """
         self._next_save = inf
+        if is_end:
+            for samples in filter(None, (self._releases, self._wait_samples)):
+                samples.refuse_waiting()
         self.own_cost.read()
         if not self._saved.has_file:
             return
@@ -416,6 +419,8 @@ class Sampler:
         if is_survey_due:
             self._next_survey = now + self.cpu_budget.survey_seconds
         is_housekeeping_due = now >= self._next_housekeeping
+        if is_housekeeping_due and self._collector.unfolded_rows and not self._has_many_rows:
+            self.fold()  # a wait that has just ended counts in the ranking, as it did when it was ongoing
         if is_housekeeping_due or (is_survey_due and self._may_find_news()):
             # Housekeeping needs the living processes, and ranks series also by waits that have not ended.
             self._survey(now, is_whole=is_housekeeping_due)

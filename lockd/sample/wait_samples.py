@@ -512,6 +512,12 @@ class WaitSamples(SampleCounts):
         self._waiting = [one for one in self._waiting if not one.is_ready(now)]
         return ready
 
+    def refuse_waiting(self) -> None:
+        """Count the samples that take() has still to return as refused: nothing is counted any more."""
+        for one in self._waiting:
+            self._refuse(one.weight_ns)
+        self._waiting.clear()
+
     def forget_ended_waits(self, threads: Entries) -> None:
         """Forget captured waits that have ended without a sample. `threads` are those of Collector.threads().
 

@@ -23,6 +23,7 @@ from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.locks.waits import JOIN
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
+from lockd.sample.series.ranking import merits
 from lockd.sample.series.series import Series
 
 
@@ -90,7 +91,7 @@ class FutexAggregates:
         rows = self.by_kind.rows(
             mix(waits.codes, kind),
             lambda i: (*waits.processes[i], self._kind_names[kind[i]]),
-            blocked_ns,
+            merits(blocked_ns, calls),
             now,
         )
         groups = Groups(rows)

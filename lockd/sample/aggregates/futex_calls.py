@@ -12,6 +12,7 @@ from lockd.names.labels.system_calls import ERRORS
 from lockd.sample.aggregates.window import Window
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
+from lockd.sample.series.ranking import merits
 from lockd.sample.series.series import Series
 
 
@@ -35,7 +36,8 @@ class FutexCalls:
     def fold(self, window: Window, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""
         keys, values = window.keys, window.values
-        rows = self.by_process.rows(window.codes, window.processes.__getitem__, values["blocked_ns"], now)
+        waited = merits(values["blocked_ns"], values["calls"])
+        rows = self.by_process.rows(window.codes, window.processes.__getitem__, waited, now)
         groups = Groups(rows)
         wide_sums.add(self.by_process["sys_ns"], groups, values["sys_ns"])
         wakes = np.where(keys["kind"] == self._wake, values["calls"], 0)
@@ -48,7 +50,7 @@ class FutexCalls:
             rows = self.errors.rows(
                 mix(failed.codes, codes),
                 lambda i: (*failed.processes[i], ERRORS.get(int(codes[i]), str(codes[i]))),
-                failed.values["blocked_ns"],
+                merits(failed.values["blocked_ns"], failed.values["calls"]),
                 now,
             )
             groups = Groups(rows)

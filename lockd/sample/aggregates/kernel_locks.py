@@ -25,6 +25,7 @@ from lockd.sample.aggregates.window import Stacks, Window, add_slots
 from lockd.sample.locks.releases import Release, has_causes, identify_by
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
+from lockd.sample.series.ranking import merits
 from lockd.sample.series.series import Series
 
 NAMELESS_SECONDS = 5.0
@@ -87,7 +88,7 @@ class KernelLockAggregates:
         rows = self.by_type.rows(
             mix(window.codes, types),
             lambda i: (*window.processes[i], self._types[types[i]]),
-            values["wait_ns"],
+            merits(values["wait_ns"], values["waits"]),
             now,
         )
         groups = Groups(rows)

@@ -17,7 +17,7 @@ from lockd.sample.locks.releases import LOCK, NextLock, Release
 from lockd.sample.series.block import Block
 from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.limits import Limits, LineBudget
-from lockd.sample.series.ranking import MEMORY_NS, STAYS
+from lockd.sample.series.ranking import STAYS, merits
 from lockd.sample.series.series import OTHER, Series
 
 SERIES_OF_LOCK = 4
@@ -97,7 +97,7 @@ def _add(series: Series, waits: Sequence[tuple[tuple[str, ...], int]], now: floa
     labels = [one for one, _ in waits]
     waited = np.array([waited_ns for _, waited_ns in waits], np.int64)
     keys = np.array([hash_labels(one) for one in labels], np.uint64)
-    rows = series.rows(keys, labels.__getitem__, np.minimum(waited, MEMORY_NS), now)
+    rows = series.rows(keys, labels.__getitem__, merits(waited, np.ones_like(waited)), now)
     wide_sums.add(series["waited_ns"], Groups(rows), waited)
 
 

@@ -17,7 +17,7 @@ from lockd.names.protocol import KernelLock, LockAnswer
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
 from lockd.sample.aggregates.identities import ProcessNames
 from lockd.sample.series.label_hash import hash_labels
-from lockd.sample.series.ranking import MEMORY_NS
+from lockd.sample.series.ranking import merits
 from lockd.sample.series.series import OTHER, Series
 
 ASKED_AT_ONCE = 100
@@ -155,9 +155,7 @@ class LockSeries:
 
     def add(self, lock_rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float) -> None:
         """Count waits for the locks in these rows of the table of locks."""
-        # In the ranking no wait counts for more than MEMORY_NS, however long it was.
-        weights = np.minimum(blocked_ns, count.astype(np.int64) * MEMORY_NS)
-        rows = self.series.rows(*self._label_sets(lock_rows), weights, now)
+        rows = self.series.rows(*self._label_sets(lock_rows), merits(blocked_ns, count), now)
         self._count(rows, count, blocked_ns, max_ns)
 
     def waiting_rows(self, lock_rows: Rows, waited_ns: Columns, now: float) -> Rows:

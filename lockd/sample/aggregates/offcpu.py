@@ -21,6 +21,7 @@ from lockd.sample.aggregates.window import Window, add_slots
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.limits import Limits, LineBudget
+from lockd.sample.series.ranking import merits
 from lockd.sample.series.series import OTHER, Series
 
 INTERRUPT = "irq"
@@ -90,7 +91,7 @@ class OffcpuAggregates:
         rows = self.blocked.rows(
             mix(blocked.codes, states, reasons),
             lambda i: (*blocked.processes[i], self._states[states[i]], REASON_NAMES[reasons[i]]),
-            blocked_ns,
+            merits(blocked_ns, count),
             now,
         )
         groups = _add_histogram(self.blocked, rows, keys["blocked_slot"], count, blocked_ns)
@@ -112,7 +113,7 @@ class OffcpuAggregates:
         rows = self.wakers.rows(
             mix(blocked.codes, codes[which]),
             lambda i: (*blocked.processes[i], wakers[which[i]]),
-            blocked_ns,
+            merits(blocked_ns, blocked.values["count"]),
             now,
         )
         wide_sums.add(self.wakers["sum_ns"], Groups(rows), blocked_ns)

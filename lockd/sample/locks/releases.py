@@ -284,6 +284,12 @@ class Releases(SampleCounts):
                 taken.append(self._waiting.pop(token))
         return taken
 
+    def refuse_waiting(self) -> None:
+        """Count the samples that take() has still to return as refused: nothing is counted any more."""
+        for release in self._waiting.values():
+            self._refuse(release.weight_ns)
+        self._waiting.clear()
+
     def give_back(self, releases: Sequence[Release]) -> None:
         """Have take() return some releases again, as the names of their locks are being looked up."""
         for release in releases:

@@ -59,8 +59,15 @@ class Maxima:
         self.note(rows, np.zeros(len(rows), np.int64))  # so that the array has these rows
         self._parts[rows] = parts.reshape(len(rows), PARTS + 1)
 
-    def forget(self, rows: Rows) -> None:
-        self._parts[rows[rows < len(self._parts)]] = 0
+    def move(self, rows: Rows, into: Rows) -> None:
+        """Raise the maxima of the rows `into` to those of `rows`, one by one, and forget those of `rows`.
+
+        A row that is moved into itself is only forgotten.
+        """
+        self.note(into, np.zeros(len(into), np.int64))  # so that the array has these rows
+        rows, into = rows[rows < len(self._parts)], into[rows < len(self._parts)]
+        np.maximum.at(self._parts, into, self._parts[rows])
+        self._parts[rows] = 0
 
     def values(self, rows: Rows) -> npt.NDArray[np.int64]:
         """The maximum of each row; 0 if nothing was noted for it."""

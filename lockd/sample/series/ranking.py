@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,8 @@ from lockd.names.labels.processes import Name
 HALF_LIFE = 60.0
 """Seconds after which a wait that has ended counts half."""
 MEMORY_NS = int(HALF_LIFE / math.log(2) * 1e9)
-"""The merit, in nanoseconds, that the waits of one thread reach if it waits all the time. An ongoing wait
-counts at most this much; in the series of locks, so does a wait that has ended."""
+"""The merit, in nanoseconds, that the waits of one thread reach if it waits all the time. No wait counts for
+more, however long it is: else threads that wait for minutes would take turns, each at the end of its wait."""
 EARNED_NS = 5_000_000
 """The least merit, in nanoseconds, with which a label set takes the place of another."""
 STAYS = 2.0
@@ -33,6 +34,11 @@ LASTING = 15.0
 processes end earlier."""
 GONE, THERE, LASTS = range(3)
 """The presence of a name: no process has it; a process has it; a process has had it for LASTING seconds."""
+
+
+def merits(waited_ns: npt.NDArray[Any], waits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What waits that have ended add to the merits. Each item is the time of so many waits together."""
+    return np.minimum(waited_ns, waits.astype(np.int64) * MEMORY_NS)
 
 
 class Presence:

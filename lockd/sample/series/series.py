@@ -145,8 +145,8 @@ class Series:
     ) -> Rows:
         """The row in which each label set counts, for waits that have ended.
 
-        `keys` are hashes of the label sets, and `labels(i)` returns the i-th one. `weights` are the waited
-        times in nanoseconds, which count in the merits.
+        `keys` are hashes of the label sets, and `labels(i)` returns the i-th one. `weights` are what
+        the waits add to the merits (ranking.merits()), in nanoseconds.
         """
         return self._rows(keys, labels, weights, now, "waited")
 
@@ -522,7 +522,7 @@ class Series:
             column[rows] = 0
         for windows in self.maxima.values():
             for maxima in windows.values():
-                maxima.forget(rows)
+                maxima.move(rows, entries["target"][which])
         self._free_rows += rows.tolist()
         self.retired += len(rows)
         self._budget.take(self.family, -len(rows) * self.lines)

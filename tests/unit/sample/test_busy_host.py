@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from lockd.sample.series.limits import RESERVED_LINES, Limits
+from lockd.sample.series.ranking import MEMORY_NS
 from lockd.sample.series.series import OTHER
-from tests.support.busy_host import HOT_MS, STEP, BusyHost, Crowd, Process, numbers, services
+from tests.support.busy_host import HOT_MS, SECOND, STEP, BusyHost, Crowd, Process, numbers, services
 
 MINUTE, HOUR = 60, 3600
 FAMILIES = (
@@ -118,6 +119,16 @@ def test_a_whole_day(tmp_path: Path, seed: int) -> None:
     crowd = live(host, seed, seconds=24 * HOUR)
     assert len(crowd.comms) > 10_000
     assert all(series.retired for series in host.series if series.family == "futex")
+
+
+@pytest.mark.parametrize("mode", ["blocked", "calls"])
+def test_no_wait_ranks_higher_than_a_thread_that_waits_all_the_time(tmp_path: Path, mode: str) -> None:
+    """Else idle threads whose timers are of minutes would take turns for the places in a family."""
+    host = BusyHost(tmp_path, mode=mode)
+    host.step([Process(7, "shop.service", "shop", blocked_ms=8 * HOUR * 1000, call_ms=8 * HOUR * 1000)], [])
+    waits = 10 + 5 + 3 + 2  # the futex calls of a process in a step
+    waited = {series.family: series._entries["waited"].max() for series in host.series}
+    assert 0 < max(waited.values()) <= waits * MEMORY_NS + SECOND, waited
 
 
 def test_a_lock_that_had_no_name_has_it_once_it_is_known(tmp_path: Path) -> None:

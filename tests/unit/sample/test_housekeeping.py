@@ -5,6 +5,7 @@ The maps of the kernel are made up, and there is no namer.
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import time
 from types import SimpleNamespace
@@ -90,6 +91,7 @@ class Maps:
         self.control = Control(memoryview(np.zeros(1, CONTROL).view(np.uint32)), CONTROL)
         self.written = Written(memoryview(words), SOURCE.enums["written"], self.control)
         self.buffers = None
+        self.is_settled = False  # so that nothing is drained
 
 
 @pytest.fixture(params=["asleep", "busy"])
@@ -117,6 +119,29 @@ def keep_house(sampler: Sampler) -> None:
     now = time.monotonic()
     sampler._survey(now, is_whole=True)
     sampler._keep_house(now)
+
+
+def test_a_wait_that_has_just_ended_counts_in_the_ranking(sampler: Sampler) -> None:
+    """Until it is folded, it is neither an ongoing wait nor one that has ended."""
+    keep_house(sampler)
+    table = SimpleNamespace(entries=64, key=FUTEX_KEY, value=FUTEX, drain_into=drain_one_wait)
+    sampler._collector.backlogs["futex"].drain(cast("HashMap", table))
+    assert sampler.futex
+    sampler._next_housekeeping, sampler._next_fold = 0, np.inf
+    sampler.tick()
+    entries = sampler.futex.by_kind._entries
+    assert entries["waited"].max() == pytest.approx(30 * NS, rel=0.1)
+
+
+def drain_one_wait(keys_at: int, values_at: int, _: int) -> int:
+    """Store the row of a wait of 30 s, as HashMap.drain_into() does. Returns the number of rows."""
+    key, value = np.zeros(1, FUTEX_KEY), np.zeros(1, FUTEX)
+    key["tid"] = value["who"]["tgid"] = TGID
+    value["who"]["comm"] = b"shop"
+    value["calls"], value["blocked_ns"] = 1, 30 * NS
+    ctypes.memmove(keys_at, key.ctypes.data, key.nbytes)
+    ctypes.memmove(values_at, value.ctypes.data, value.nbytes)
+    return 1
 
 
 def waited_seconds(sampler: Sampler, tgid: int, says: int) -> float:

@@ -56,12 +56,15 @@ def test_nothing_lasts() -> None:
     assert maxima.values(np.array([3])) == 0
 
 
-def test_what_is_forgotten_leaves_nothing_behind() -> None:
+def test_what_is_moved_is_in_the_other_row_for_its_time() -> None:
+    """A row that is moved into itself, and a row for which nothing was noted, leave nothing behind."""
     maxima = Maxima(LENGTH)
     maxima.advance(5)
-    note(maxima, {0: 1, 3: 7, 150: 9})
-    maxima.forget(np.array([3, 150, 10_000]))
-    assert maxima.values(np.array([0, 3, 150, 10_000])).tolist() == [1, 0, 0, 0]
+    note(maxima, {0: 1, 3: 7, 4: 8, 150: 9})
+    maxima.move(np.array([3, 4, 150, 10_000]), np.array([300, 300, 150, 10_000]))
+    assert maxima.values(np.array([0, 3, 4, 150, 300, 10_000])).tolist() == [1, 0, 0, 0, 8, 0]
+    maxima.advance(5 + LENGTH * (1 + 1 / PARTS))
+    assert maxima.values(np.array([300])).tolist() == [0]
 
 
 def test_a_clock_that_stands_still_changes_nothing() -> None:

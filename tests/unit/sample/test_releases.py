@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from lockd.sample.locks.releases import (
     NextLock,
     Release,
     Releases,
+    SampleCounts,
     SamplePace,
     causes_of,
 )
@@ -94,6 +96,15 @@ def release(
     causes = causes or {"running": weight_ns}
     described = {"causes": causes, "holder": holder, "stack": (holder, "main")}
     return Release(7, WAITER, address, kind, False, weight_ns, taken, 0, **described)
+
+
+def test_what_waits_for_a_name_at_the_end_counts_as_refused() -> None:
+    releases = Releases.__new__(Releases)
+    SampleCounts.__init__(releases, cast("Any", None), SamplePace(1, 0.0))
+    releases._waiting = {1: release("", 5), 2: release("h", 7)}
+    releases.refuse_waiting()
+    assert releases.refused_here == (2, 12)
+    assert not releases.has_waiting
 
 
 def rows_of(contention: ContentionTables, named: int, nameless: int = 0) -> np.ndarray:

@@ -12,7 +12,7 @@ from lockd.names.client import Resolver
 from lockd.names.protocol import Question, StackAnswer, ThreadCaptured
 from lockd.sample import wait_samples
 from lockd.sample.aggregates.wait_stacks import CallStack
-from lockd.sample.locks.releases import ANSWER_SECONDS, SamplePace
+from lockd.sample.locks.releases import ANSWER_SECONDS, SampleCounts, SamplePace
 from lockd.sample.locks.runtimes import CPYTHON, RuntimePlaces
 from lockd.sample.wait_samples import (
     AGAIN_SECONDS,
@@ -24,6 +24,7 @@ from lockd.sample.wait_samples import (
     RememberedStacks,
     WaitSamples,
     _Begun,
+    _Completed,
     find_returns,
 )
 from tests.support.maps import Map
@@ -379,6 +380,16 @@ def test_a_pace_takes_another_rate() -> None:
         now += 0.05
         pace.note(0, now)
     assert pace.wait_ns == 100_000_000
+
+
+def test_what_waits_for_functions_at_the_end_counts_as_refused() -> None:
+    samples = WaitSamples.__new__(WaitSamples)
+    SampleCounts.__init__(samples, cast("Any", None), SamplePace(1, 0.0))
+    stack = NamedStack(0.0, (), ())
+    samples._waiting = [_Completed(("u", "c"), "sleep", weight, stack, "", stack, 0) for weight in (5, 7)]
+    samples.refuse_waiting()
+    assert samples.refused_here == (2, 12)
+    assert not samples.has_waiting
 
 
 def test_a_wait_that_has_ended_without_a_sample_is_forgotten() -> None:
