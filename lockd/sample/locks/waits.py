@@ -61,14 +61,17 @@ class LockDescription(NamedTuple):
 
 
 class Waits:
-    """One wait of each thread. If a thread waits for a kernel lock inside a futex call, only its wait for the
-    kernel lock is kept."""
+    """One wait of each thread: the one that began last.
+
+    A thread may wait for a kernel lock inside a futex call. It may also have an older wait for a kernel lock
+    whose end the kernel did not report (docs/limits.md).
+    """
 
     def __init__(
         self, tids: Columns, tgids: Columns, addresses: Columns, since: Columns, kinds: Columns,
         families: Columns, in_kernel: Columns,
     ) -> None:  # fmt: skip
-        order = np.lexsort((~in_kernel.astype(np.bool_), tids))
+        order = np.lexsort((~in_kernel.astype(np.bool_), -since.astype(np.int64), tids))
         order = order[np.diff(tids[order].astype(np.int64), prepend=-1) != 0]
         self._tids = tids[order].astype(np.int64)
         self._lock_tgids = np.where(in_kernel, 0, tgids).astype(np.int64)[order]

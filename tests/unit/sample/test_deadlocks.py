@@ -308,6 +308,14 @@ def test_rings_with_locks_of_the_kernel_and_of_several_processes() -> None:
     assert bench.tids == [[1, 2]]
 
 
+def test_a_kernel_wait_that_was_left_over_hides_no_ring() -> None:
+    """A kernel that preempts itself may not report the end of a wait. The thread has gone on since."""
+    bench = Bench({(TGID, 10): 2, (TGID, 20): 1, (0, 77): 9})
+    left_over = wait(1, 77, START - MS, "rwsem")
+    bench.look(START + 2 * LASTING_NS, left_over, wait(1, 10, START), wait(2, 20, START + MS))
+    assert bench.tids == [[1, 2]]
+
+
 def test_a_ring_of_pi_locks_which_the_kernel_has_refused_to_make() -> None:
     owners = {(TGID, 10): 1, (TGID, 20): 2}
     # A libc has the refused thread wait for ever, for a word on its own stack.
