@@ -298,8 +298,10 @@ class Sampler:
         """
         self._next_save = inf
         if is_end:
-            for samples in filter(None, (self._releases, self._wait_samples)):
-                samples.refuse_waiting()
+            if self._releases:
+                self._releases.refuse_waiting()
+            if self._wait_samples:
+                self._wait_samples.refuse_waiting()
         self.own_cost.read()
         if not self._saved.has_file:
             return
