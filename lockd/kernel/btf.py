@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockd.errors import PASSING, HostError, LockdError
 from lockd.kernel.calls import describe
-from lockd.kernel.libbpf import libbpf
+from lockd.kernel.libbpf import is_address, libbpf
 
 VMLINUX = Path("/sys/kernel/btf/vmlinux")
 BTF_KIND_STRUCT, BTF_KIND_ENUM, BTF_KIND_TYPEDEF, BTF_KIND_FUNC = 4, 6, 8, 12
@@ -37,14 +37,14 @@ class _EnumValue(ctypes.Structure):
 class KernelTypes:
     """The kernel's type information (CONFIG_DEBUG_INFO_BTF), read by libbpf and kept until the process ends.
 
-    Raises HostError if the kernel has none or libbpf is not installed, LockdError if it cannot be read for
-    another reason.
+    Raises HostError if the kernel has none, or if libbpf is not installed or too old for it; LockdError if it
+    cannot be read at this moment.
     """
 
     def __init__(self) -> None:
         self._lib = libbpf()
         self._btf = self._lib.btf__load_vmlinux_btf()
-        if not self._btf:
+        if not is_address(self._btf):
             raise _missing()
 
     def struct(self, name: str) -> int:
@@ -148,4 +148,9 @@ def _missing() -> LockdError:
             f"{VMLINUX}: cannot be read: this kernel was built without BTF "
             "(CONFIG_DEBUG_INFO_BTF), from which lockd takes the offsets of kernel structures"
         )
-    return LockdError(f"{VMLINUX}: libbpf cannot read its content: {describe(ctypes.get_errno())}")
+    if ctypes.get_errno() in PASSING:
+        return LockdError(f"{VMLINUX}: libbpf cannot read it: {describe(ctypes.get_errno())}")
+    return HostError(
+        f"{VMLINUX}: libbpf cannot read its content: it has types that this libbpf does not know; rule: "
+        "libbpf is as new as the kernel, for Linux 6 and later it is 1.0 or later"
+    )

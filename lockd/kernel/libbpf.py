@@ -10,6 +10,9 @@ from lockd.errors import HostError
 ENOTSUPP = 524
 """An errno that the kernel returns although user space has no name for it."""
 
+LARGEST_ERRNO = 4095
+"""The largest errno that a pointer can stand for (MAX_ERRNO in linux/err.h)."""
+
 _INT, _U32, _PTR, _STR = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
 
 _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
@@ -29,6 +32,14 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "bpf_obj_get_info_by_fd": (_INT, (_INT, _PTR, _PTR)),
     "bpf_prog_test_run_opts": (_INT, (_INT, _PTR)),
 }
+
+
+def is_address(pointer: int | None) -> bool:
+    """Whether a pointer that a function of libbpf has returned is an address.
+
+    A function that fails returns NULL, or before libbpf 1.0 a negative errno in place of the address.
+    """
+    return pointer is not None and 0 < pointer < 2 ** (8 * ctypes.sizeof(_PTR)) - LARGEST_ERRNO
 
 
 @functools.cache
