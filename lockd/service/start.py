@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
     systemd = Systemd()
     listening = listen(list(config.web.listen))
     settings = load_settings(config)
-    store = Store(systemd, key_of(settings))
+    store = Store(systemd, key_of(asked_for(config, settings)))
     web_config = config.web.config_file
     web_kept = os.memfd_create("lockd-web-kept") if web_config else None
 
@@ -153,6 +154,15 @@ def load_settings(config: Config, sysfs: Path = SYSFS, memory_bytes: int | None 
         has_wait_samples=config.profile.waits_per_second > 0,
         cpus=cpus,
     )
+
+
+def asked_for(config: Config, settings: LoadSettings) -> LoadSettings:
+    """The `settings` with the sizes that the configuration gives, for the condition of adoption (key_of()).
+
+    A size that is `auto` follows the memory of the machine, which can change while lockd runs, as that of a
+    virtual machine does. The maps of the last start are still as good then.
+    """
+    return replace(settings, entries=config.maps.entries, threads=config.maps.threads)
 
 
 def _report_hooks(manifest: Manifest, strict: bool) -> None:

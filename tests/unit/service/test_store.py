@@ -13,13 +13,15 @@ from typing import Any, cast
 
 import pytest
 
+from lockd.config.reader import read_text
+from lockd.config.schema import Config, default
 from lockd.errors import LockdError
 from lockd.kernel.manifest import Manifest
 from lockd.load.settings import LoadSettings
 from lockd.process import privileges
 from lockd.sample.saved_state import SavedState
 from lockd.service import store as store_module
-from lockd.service.start import _resumed
+from lockd.service.start import _resumed, asked_for, load_settings
 from lockd.service.store import BOOT, TRIES, Store, key_of
 from lockd.service.systemd import Systemd
 
@@ -127,6 +129,20 @@ SETTINGS = LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", "blocked", (
 def test_the_key_tells_settings() -> None:
     assert key_of(SETTINGS) == key_of(SETTINGS)
     assert key_of(SETTINGS) != key_of(replace(SETTINGS, entries=128))
+
+
+def test_the_key_tells_sizes_as_they_are_configured() -> None:
+    """The memory of a virtual machine can change; the maps of the last start are still as good then."""
+
+    def key(text: str, memory_bytes: int) -> str:
+        config = read_text(Config, text, "test")
+        return key_of(asked_for(config, load_settings(config, memory_bytes=memory_bytes)))
+
+    small, large = 20 * 10**9, 40 * 10**9
+    assert load_settings(default(), memory_bytes=small) != load_settings(default(), memory_bytes=large)
+    assert key("", small) == key("", large)
+    numbers = [f"maps: {{{name}: {size}}}" for name in ("entries", "threads") for size in (64, 128)]
+    assert len({key(text, small) for text in ("", *numbers, "maps: {stacks: 64}")}) == 6
 
 
 def test_the_key_tells_what_the_kernel_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
