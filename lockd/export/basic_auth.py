@@ -75,11 +75,12 @@ class BasicAuth:
         bcrypt_hash = users.get(name) or self._any_hash(users, name)
         # Passwords are not stored, but digests that cannot be computed without this process's secret.
         key = self._digest(bcrypt_hash.encode(), name.encode(), password)
-        if key in self._right:
+        is_known = name in users  # a removed user's `key` is right still if another user has the same hash
+        if is_known and key in self._right:
             return True
         with self._queued(source) as queue:
             async with queue.first:
-                if key in self._right:  # checked for a request before this one
+                if is_known and key in self._right:  # checked for a request before this one
                     return True
                 with contextlib.suppress(asyncio.TimeoutError):  # is TimeoutError only since Python 3.11
                     await asyncio.wait_for(self._ended.wait(), self._wrong.seconds_until_allowed(source))
@@ -89,7 +90,7 @@ class BasicAuth:
                     matches, seconds = await asyncio.get_running_loop().run_in_executor(
                         self._thread, _matches, bcrypt_hash, password
                     )
-                is_right = matches and name in users
+                is_right = matches and is_known
                 if is_right:
                     self._right.add(key)
                 else:

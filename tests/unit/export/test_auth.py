@@ -136,6 +136,23 @@ def test_a_password_of_before_does_not_count_when_it_has_changed() -> None:
     asyncio.run(run())
 
 
+def test_a_user_who_was_removed_is_not_let_in_by_the_hash_of_another(
+    checked: list[tuple[str, bytes]],
+) -> None:
+    """Two users may have one hash, which the name of the removed one is then checked against."""
+    both = dict.fromkeys(("alice", "bob"), users(alice="secret")["alice"])
+
+    async def run() -> None:
+        with auth() as one:
+            assert await one.allows(both, basic("bob", "secret"), "here")
+            del both["bob"]
+            asked = [one.allows(both, basic("bob", "secret"), str(source)) for source in range(3)]
+            assert await asyncio.gather(*asked) == [False, False, False]
+
+    asyncio.run(run())
+    assert len(checked) == 4  # as many as for a name that was never known
+
+
 @pytest.mark.parametrize(
     "header",
     [None, "", "Basic", "Basic !", "Bearer YTpi", "Basic YQ==", "Basic //8=", "Basic \xe9\xff", "Basic Y\0"],
