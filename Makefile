@@ -140,12 +140,16 @@ make_users = if [ ! -e $(DESTDIR)/etc/passwd ]; then :; \
 	else echo "no $(SYSUSERS) here: until there are users lockd and lockd-namer, lockd's processes share the user" \
 		"nobody with others'; make them with: useradd --system --no-create-home --shell /usr/sbin/nologin USER"; fi
 
+# The new version is complete before it takes the place of the old one, from which a running service starts processes.
 install: ## install lockd, its systemd unit and its users (PREFIX, SYSCONFDIR, DESTDIR)
 	@$(if $(DESTDIR),,$(call as_root,install files); deploy/apt-need $(RUN_PACKAGES))
 	install -d $(addprefix $(DESTDIR),$(LIB) $(PREFIX)/bin $(SYSCONFDIR)/lockd $(dir $(UNIT) $(USERS)))
-	rm -rf $(DESTDIR)$(LIB)/lockd
-	tar -c --exclude=__pycache__ --owner=0 --group=0 --mode=u=rwX,go=rX lockd | tar -x -C $(DESTDIR)$(LIB)
-	$(PYTHON) -m compileall -q -s "$(DESTDIR)" $(DESTDIR)$(LIB)
+	rm -rf $(DESTDIR)$(LIB)/{new,old}
+	install -d $(DESTDIR)$(LIB)/new
+	tar -c --exclude=__pycache__ --owner=0 --group=0 --mode=u=rwX,go=rX lockd | tar -x -C $(DESTDIR)$(LIB)/new
+	$(PYTHON) -m compileall -q -s "$(DESTDIR)$(LIB)/new" -p $(LIB) $(DESTDIR)$(LIB)/new
+	cd $(DESTDIR)$(LIB) && { [ ! -e lockd ] || mv lockd old; } && mv new/lockd .
+	rm -rf $(DESTDIR)$(LIB)/{new,old}
 	sed 's|@LIB@|$(LIB)|' deploy/lockd.sh >$(DESTDIR)$(PREFIX)/bin/lockd
 	chmod 755 $(DESTDIR)$(PREFIX)/bin/lockd
 	[ -e $(DESTDIR)$(SYSCONFDIR)/lockd/lockd.yaml ] || \
@@ -156,7 +160,7 @@ install: ## install lockd, its systemd unit and its users (PREFIX, SYSCONFDIR, D
 	@$(make_users)
 	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
 	@if [ -z "$(DESTDIR)" ] && systemctl is-active --quiet lockd 2>/dev/null; then \
-		echo "installed; the old version still runs until: systemctl restart lockd"; \
+		echo "installed; restart it at once, because the old version now starts processes of the new one: systemctl restart lockd"; \
 	else echo "installed; start it with: systemctl enable --now lockd"; fi
 
 # Its users stay, as distributions have it: files may still be theirs, and must not be the next user's.

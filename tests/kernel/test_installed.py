@@ -167,18 +167,37 @@ def test_a_package_has_the_file_that_makes_the_users_and_none_of_them(
     assert not (tmp_path / "etc/passwd").exists()
 
 
+def test_an_upgrade_that_fails_leaves_the_old_version_and_another_replaces_it(tmp_path: Path) -> None:
+    """A service that runs starts processes from there, and a start that finds a part ends for good."""
+    root, lib = tmp_path / "root", tmp_path / "root/usr/lib/lockd"
+    make("install", f"DESTDIR={root}")
+    (lib / "lockd/of_the_old_version.py").touch()
+    before = sorted(lib.rglob("*"))
+    failing = tmp_path / "bin/tar"
+    failing.parent.mkdir()
+    failing.write_text("#!/bin/sh\nexit 1\n")
+    failing.chmod(0o755)
+    with pytest.raises(subprocess.CalledProcessError):
+        make("install", f"DESTDIR={root}", before=("env", f"PATH={failing.parent}:{os.environ['PATH']}"))
+    assert set(before) <= set(lib.rglob("*"))
+    make("install", f"DESTDIR={root}")
+    assert os.listdir(lib) == ["lockd"]
+    assert set(before) - set(lib.rglob("*")) == {lib / "lockd/of_the_old_version.py"}
+
+
+WHY = "because the old version now starts processes of the new one"
 START = "installed; start it with: systemctl enable --now lockd"
 
 
 @pytest.mark.parametrize(
     ("is_active", "root", "told"),
     [
-        (True, "", "installed; the old version still runs until: systemctl restart lockd"),
+        (True, "", f"installed; restart it at once, {WHY}: systemctl restart lockd"),
         (False, "", START),
         (True, "/", START),  # for another system, whatever runs on this one
     ],
 )
-def test_after_an_upgrade_it_says_that_the_old_version_still_runs(
+def test_after_an_upgrade_it_says_that_the_service_is_to_be_restarted(
     is_active: bool, root: str, told: str, own_etc: tuple[str, ...], tmp_path: Path
 ) -> None:
     systemctl = tmp_path / "bin/systemctl"
