@@ -33,6 +33,9 @@ LASTED_SECONDS = 60.0
 """Seconds after the report to systemd that a start is complete. If lockd still runs then, the failures of
 earlier starts no longer count (Store.note_lasted())."""
 
+COUNT_SECONDS = 10.0
+"""Seconds between two counts of the processors of this machine."""
+
 
 def sampler_settings(config: Config) -> SamplerSettings:
     """The part of the configuration that the sampler needs."""
@@ -78,6 +81,8 @@ class Daemon:
         self._is_ready = False
         self._lasts_at = 0.0
         """When to call Store.note_lasted(), by the monotonic clock in seconds; inf after the call."""
+        self._next_count = time.monotonic() + COUNT_SECONDS
+        """When to count the processors, by the monotonic clock in seconds."""
         self._state: tuple[str, bool, int] | None = None
         """Trouble with the exporter, whether the last reload was successful, and the restraint level."""
         self._text = ""
@@ -129,6 +134,20 @@ class Daemon:
             self._sampler.follow_exporter(exporter.pid if exporter else 0)
             self._sampler.own_cost.exporter_restarts = self._supervisor.restarts
 
+    def _follow_processors(self) -> None:
+        """Have the sampler judge its costs by the processors that there are now.
+
+        A virtual machine can get more of them, or lose some, while it runs.
+        """
+        now = time.monotonic()
+        if now < self._next_count:
+            return
+        self._next_count = now + COUNT_SECONDS
+        before, cpus = self._sampler.cpu_budget.cpus, os.cpu_count() or 1
+        if cpus != before:
+            log.info("this machine has %d processors now; it had %d", cpus, before)
+            self._sampler.reload(sampler_settings(self._reloads.running))
+
     def _take_config(self, config: Config) -> None:
         """Take the configuration of a reload, except the exporter's part, which Reloads sends to the
         exporter."""
@@ -155,6 +174,7 @@ class Daemon:
         self._systemd.notify_alive()
         self._supervisor.check_exporter()
         self._follow_exporter()
+        self._follow_processors()
         if self._is_ready:
             self._reloads.advance(self._supervisor.exporter)
             self._systemd.set_status(self._status())

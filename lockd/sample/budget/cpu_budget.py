@@ -67,6 +67,11 @@ class CpuBudget:
         self._spending.cpus = cpus
         self._apply_level()
 
+    @property
+    def cpus(self) -> int:
+        """The number of processors of the machine that the budget is a share of."""
+        return self._spending.cpus
+
     def _apply_level(self) -> None:
         level = self.restraint.level
         self._control.restraint = level  # the programs see it at once
