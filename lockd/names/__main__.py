@@ -1,4 +1,7 @@
-"""The namer's process, started as `python3 -I lockd/process/isolation.py lockd.names SETTINGS`."""
+"""The namer's process, started as `python3 -I lockd/process/isolation.py lockd.names FD`.
+
+FD is the descriptor of a file with its settings.
+"""
 
 from __future__ import annotations
 

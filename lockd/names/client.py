@@ -449,14 +449,20 @@ class Namer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         ring = settings.ring[:1] if settings.ring else ()
-        with theirs, open(os.memfd_create("lockd-bench"), "r+b", buffering=0) as bench:
+        with (
+            theirs,
+            open(os.memfd_create("lockd-bench"), "r+b", buffering=0) as bench,
+            open(os.memfd_create("lockd-namer-settings"), "r+b", buffering=0) as asked,
+        ):
             bench.truncate(mmap.PAGESIZE)
             self.bench = Bench(bench.fileno())
             settings = replace(settings, socket=theirs.fileno(), bench=bench.fileno())
+            # The kernel refuses an argument of more than 128 KiB, which many patterns exceed.
+            os.pwrite(asked.fileno(), settings.to_json(), 0)
             self._child = subprocess.Popen(
-                [*isolation.command("lockd.names"), settings.to_json()],
+                [*isolation.command("lockd.names"), str(asked.fileno())],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), bench.fileno(), *ring],
+                pass_fds=[theirs.fileno(), bench.fileno(), asked.fileno(), *ring],
                 start_new_session=True,  # Ctrl-C on a terminal is for the sampler, which then ends the namer
             )
         self.pid = self._child.pid

@@ -424,7 +424,7 @@ def is_answer_to(answer: Answer, question: Asked) -> bool:
 
 @dataclass(frozen=True)
 class NamerSettings:
-    """Settings of a namer, handed over as JSON on its command line."""
+    """Settings of a namer, handed over as JSON in a file in memory."""
 
     procfs: str
     """The root of a proc file system."""
@@ -446,11 +446,11 @@ class NamerSettings:
     """Processes, with their users, on which earlier namers hang, which were killed and have not ended. See
     Shares.hold()."""
 
-    def to_json(self) -> str:
-        return json.dumps(vars(self))
+    def to_json(self) -> bytes:
+        return json.dumps(vars(self)).encode()
 
     @classmethod
-    def from_json(cls, text: str) -> NamerSettings:
+    def from_json(cls, text: bytes) -> NamerSettings:
         fields = json.loads(text)
         owing = [((tgid, user), seconds) for (tgid, user), seconds in fields["owing"]]
         return cls(**{**fields, "owing": owing, "held": [(tgid, user) for tgid, user in fields["held"]]})

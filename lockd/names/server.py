@@ -262,7 +262,8 @@ def open_blocked_processes(ring: Ring) -> BlockedProcesses | None:
 def main() -> int:
     """Run the namer until the sampler ends or closes its end of the socket. Returns the exit code."""
     parent = os.getppid()
-    settings = NamerSettings.from_json(sys.argv[1])
+    with open(int(sys.argv[1]), "rb") as file:
+        settings = NamerSettings.from_json(file.read())
     sock = socket.socket(fileno=settings.socket)
     logs.setup(settings.log_level, process="namer")
     try:

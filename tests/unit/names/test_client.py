@@ -81,6 +81,8 @@ MakeResolver = Callable[..., Resolver]
 QUIET = 0.2
 LONGEST_SYMBOL = 511
 """The largest number of characters in the name of a kernel function (KSYM_NAME_LEN)."""
+MAX_ARG_STRLEN = 32 * mmap.PAGESIZE
+"""Bytes of the longest argument of a program (linux/binfmts.h)."""
 MOST_KERNEL_FRAMES = 127
 """The largest number of return addresses in a stack of the kernel (sysctl kernel.perf_event_max_stack)."""
 
@@ -573,6 +575,13 @@ def test_a_namer_that_cannot_be_started_is_started_later(
     assert resolver.pid == 0
     assert "namer: cannot be started: Too many open files; trying again" in caplog.text
     assert named(resolver, LOCK) == "other_lock+0x1000"
+
+
+def test_a_namer_takes_as_many_patterns_as_are_configured(tmp_path: Path, make: MakeResolver) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    patterns = [f"service-{number}:\N{LATIN SMALL LETTER A WITH DIAERESIS}*" for number in range(20_000)]
+    assert len(json.dumps(patterns)) > MAX_ARG_STRLEN
+    assert named(make(tmp_path, parked=patterns), LOCK) == "other_lock+0x1000"
 
 
 def test_namers_that_end_before_they_answer_are_started_ever_more_rarely(

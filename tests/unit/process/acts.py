@@ -208,7 +208,9 @@ def namer(plan: list[list[Any]]) -> int:
     bench = os.memfd_create("bench")
     os.truncate(bench, mmap.PAGESIZE)
     settings = NamerSettings("/proc", logging.INFO, [], 1.0, [], None, bench, theirs.detach())
-    sys.argv[1:] = [settings.to_json()]
+    asked = os.memfd_create("settings")
+    os.pwrite(asked, settings.to_json(), 0)
+    sys.argv[1:] = [str(asked)]
     return process.main()
 
 
