@@ -145,9 +145,11 @@ class Absences:
         if len(self._rows) > len(self._sums):
             fresh = np.zeros((len(self._rows), 4), np.int64)
             self._sums = np.concatenate([self._sums, fresh])
+        # A row can occur several times in a window: keys that differ only in stacks are equal once these are
+        # lost (CallStacks.add()).
         for column, name in enumerate(("count", "blocked_ns", "run_ns")):
-            self._sums[rows, column] += values[name].astype(np.int64)  # no row occurs twice in a window
-        self._sums[rows, 3] = np.maximum(self._sums[rows, 3], values["max_blocked_ns"].astype(np.int64))
+            np.add.at(self._sums[:, column], rows, values[name].astype(np.int64))
+        np.maximum.at(self._sums[:, 3], rows, values["max_blocked_ns"].astype(np.int64))
 
     def _row_of(self, key: bytes) -> int:
         """The row for a key of `_rows`, which is added if it is new; -1 if there is no room for it."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from lockd.trace.core.call_stacks import CallStacks
+from lockd.trace.core.call_stacks import LOST_STACK, CallStacks
 from lockd.trace.core.session import OLDER_WAITS_LOST, Session
 from lockd.trace.offcpu import offcpu, older_waits
 from lockd.trace.offcpu.absences import NOBODY, Absences, Place, Times
@@ -84,6 +84,17 @@ def test_a_thread_id_that_is_used_again_is_of_another_process() -> None:
         absences.add({"offcpu": (keys, values)})
     found = {(place.comm, place.pid, place.tid): times.count for place, times in places_of(absences).items()}
     assert found == {("old", 5, 6): 1, ("new", 7, 6): 2, ("new", 9, 6): 4}
+
+
+def test_absences_whose_stacks_are_lost_add_up() -> None:
+    """Keys that differed in their stacks are equal once all of these have the number of a lost stack."""
+    absences, _ = absences_of(most=9)
+    keys, values = np.zeros(2, KEY), np.zeros(2, VALUE)
+    keys["stacks"]["user"] = LOST_STACK
+    values["count"], values["blocked_ns"], values["run_ns"] = (2, 3), (20, 30), (1, 2)
+    values["max_blocked_ns"] = 18, 12
+    absences.add({"offcpu": (keys, values)})
+    assert list(places_of(absences).values()) == [Times(5, 50, 3, 18)]
 
 
 ENTRY = np.dtype(
