@@ -80,7 +80,7 @@ class Records:
     names: dict[int, str]
     """Names of locks by position in `locks`, for locks with a name."""
     comms: dict[int, str]
-    """Comms of threads by position in `threads`."""
+    """The last comms of threads by position in `threads`."""
     period_ns: int
     """The length of periods in ns; 0 if the records have no periods."""
     began_ns: int | None = None
@@ -147,7 +147,7 @@ class _Reader:
 
     def thread(self, pid: int, tid: int, comm: str) -> int:
         number = self.threads.setdefault(Thread(pid, tid), len(self.threads))
-        self.comms.setdefault(number, comm)
+        self.comms[number] = comm  # between fork and exec, a child has its parent's comm
         return number
 
     def stack(self, functions: tuple[str, ...]) -> int:

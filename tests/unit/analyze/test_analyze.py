@@ -292,6 +292,18 @@ def test_records_can_be_chosen(
     assert f"waited {waited}\n" in capfdbinary.readouterr().out.decode()
 
 
+def test_the_last_name_of_a_thread_counts(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """A child that executes another program has its parent's name before that."""
+    path = tmp_path / "records"
+    waits = (("sh", 40, 2), ("cc1", 40, 8), ("make", 41, 1))
+    path.write_text(
+        "".join(f"s,{comm},P{tid}_T{tid},mutex,0xff,{START},{n * MS},1,0\n" for comm, tid, n in waits)
+    )
+    for name, waited in (("cc1", "1.00 ms"), ("sh", "11.00 ms")):
+        assert cli.main(["analyze", "--exclude", name, str(path)]) == 0
+        assert f"waited {waited}\n" in capfdbinary.readouterr().out.decode()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
