@@ -64,7 +64,8 @@ class Row:
     waiting_is_least: bool = False
     """Whether the wait began before the daemon could see it, and so has lasted longer than `waiting_us`."""
     threads: int = 1
-    """Threads that have waited for the lock in the last minute."""
+    """Threads that have waited for the lock in the last minute. A row made of several has the largest of
+    their numbers, which is the least that it can be, as a thread may count in each of them."""
     holder: str = ""
     """The comm of the thread that held the lock when the daemon last looked, while others waited."""
     holder_tid: int = 0
@@ -404,6 +405,7 @@ def _sum(rows: list[Row]) -> Row:
         holder_share=sum(row.holder_share for row in rows) if main.chain else held.holder_share,
         holder_cause=held.holder_cause,
         holder_cause_share=held.holder_cause_share,
+        threads=max(row.threads for row in rows),
         max_us=max(row.max_us for row in rows),
         max_held_us=max(row.max_held_us for row in rows),
         holding_us=max(row.holding_us for row in rows),

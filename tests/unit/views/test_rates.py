@@ -249,6 +249,16 @@ def test_a_kernel_lock_keeps_its_names_while_a_thread_waits(daemon: Daemon) -> N
     )  # fmt: skip
 
 
+def test_a_kernel_lock_has_at_least_the_threads_of_each_of_its_rows(daemon: Daemon) -> None:
+    """The row of a place that one thread waits at now is not the row of the crowd."""
+    rows = [
+        kernel_lock("cp", "f", 9, 90, threads=10),
+        kernel_lock("cp", "g", 1, 1, threads=1, waiting=1, waiting_us=600 * SECOND),
+    ]
+    (row,) = looked(daemon, Client.locks, rows, rows).rows
+    assert (row.site, row.threads) == ("g", 10)
+
+
 def test_what_bottlenecks_move_to_others_is_not_new(daemon: Daemon) -> None:
     """A holder that makes room moves into `other`. Only what is new in the sum of a process makes a rate."""
 
