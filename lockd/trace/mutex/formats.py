@@ -92,7 +92,9 @@ def as_json(times: Times) -> Iterator[str]:
 
 
 def as_profile(times: Times, title: str, value: str, began: float, seconds: float) -> Profile:
-    """The times as a profile. In each stack, the mutex and the state are frames after the innermost function.
+    """The times as a profile, whose samples are of all threads of a process with one comm.
+
+    In each stack, the mutex and the state are frames after the innermost function.
 
     `value` is the name of the first value, `wait` or `held`. `began` is the start of the trace in seconds
     since 1970, `seconds` its duration.
@@ -104,7 +106,7 @@ def as_profile(times: Times, title: str, value: str, began: float, seconds: floa
             labels = {"lock": key.lock} | ({"state": key.state} if key.state else {})
             profile.samples.append(
                 Sample(
-                    key.comm, key.pid, key.pid, (*reversed(key.frames), *marks),
+                    key.comm, key.pid, 0, (*reversed(key.frames), *marks),
                     (measurement.total, measurement.times.count), labels,
                 )
             )  # fmt: skip

@@ -143,7 +143,7 @@ class _Counts:
         self._began, self._was_written = now, True
 
     def _samples(self) -> Iterator[Sample]:
-        """A sample for each process and stack of functions."""
+        """A sample for each process and stack of functions; each is of all threads of the process."""
         sums: dict[tuple[str, int, tuple[str, ...]], int] = {}
         mark = Mark("-" if self._args.format == "folded" else "--")
         has_both_sides = not (self._args.user_stacks_only or self._args.kernel_stacks_only)
@@ -153,7 +153,7 @@ class _Counts:
             key = comm, tgid, (*reversed(users), *delimiter, *reversed(kernels))
             sums[key] = sums.get(key, 0) + count
         for (comm, tgid, frames), count in sums.items():
-            yield Sample(comm, tgid, tgid, frames, (count,))
+            yield Sample(comm, tgid, 0, frames, (count,))
 
 
 def write(args: argparse.Namespace, profile: Profile, is_more: bool = False) -> None:

@@ -12,13 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pytest
 
 from lockd import cli
 from lockd.errors import UsageError
 from lockd.trace.commands import TOOLS
 from lockd.trace.core import output
+from lockd.trace.core.call_stacks import CallStacks
 from lockd.trace.klock import klock
+from lockd.trace.mutex import formats
+from lockd.trace.mutex.times import Key, Measurement
 from lockd.trace.probes import pattern_options, stackcount
 from lockd.trace.probes.patterns import Place, Probes, parse
 from lockd.views.profile import Profile, Sample, Value
@@ -290,6 +294,24 @@ def test_json_has_the_process_beside_its_name(tmp_path: Path) -> None:
     stackcount.write(args, COUNTS)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(row["comm"], row["pid"]) for row in rows] == [("sh", 10), ("sh", 20)]
+
+
+def test_a_count_of_a_process_is_of_no_single_thread() -> None:
+    args = cli._parser(["trace"]).parse_args(["trace", "stackcount", "c:malloc"])
+    counts = stackcount._Counts(args, CallStacks())
+    key = np.dtype([("stacks", [("user", "u8"), ("kernel", "u8")])])
+    value = np.dtype([("count", "u8"), ("who", [("tgid", "u4"), ("comm", "S16")])])
+    counts.add({"stackcount": (np.zeros(1, key), np.array([(3, (10, b"sh"))], value))})
+    (sample,) = counts._samples()
+    assert (sample.comm, sample.pid, sample.tid, sample.values) == ("sh", 10, 0, (3,))
+
+
+def test_times_of_a_mutex_are_of_no_single_thread() -> None:
+    waits = Measurement()
+    waits.times.add_value(7)
+    times = {Key(10, 0x40, "orders", "worker", ("lock", "main")): waits}
+    (sample,) = formats.as_profile(times, "", "wait", 0, 1).samples
+    assert (sample.comm, sample.pid, sample.tid, sample.values) == ("worker", 10, 0, (7, 1))
 
 
 def test_arguments_may_stand_among_options() -> None:
