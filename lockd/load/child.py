@@ -30,7 +30,8 @@ LAST_WORDS_BYTES = 1 << 20
 LOADER_FILE_BYTES = 64 << 20
 """Bytes of the largest file that the loader may write: its standard error goes to a file in memory."""
 OTHER_DESCRIPTORS = 512
-"""Number of descriptors that the loader, or its parent, may need besides one for each hook of a trace."""
+"""Number of descriptors that the loader, or its parent, may need besides those for the hooks and processes of
+a trace."""
 FDS_PER_MESSAGE = 200
 """Descriptors sent in one message; the kernel takes at most 253 (SCM_MAX_FD)."""
 LARGEST_MANIFEST = 1 << 26
@@ -45,7 +46,7 @@ class Loader:
 
     def __init__(self, settings: LoadSettings) -> None:
         """Start the loader. Raises HostError if the limit on open files is too low."""
-        _raise_descriptor_limit(settings)
+        raise_descriptor_limit(settings)
         self._socket, theirs = socket.socketpair()
         # A pipe could block the loader: its reader reads only after the result has arrived on the socket.
         self._errors = os.fdopen(os.memfd_create("loader-stderr"), "r+b")
@@ -152,14 +153,16 @@ def _read_exactly(sock: socket.socket, size: int) -> bytes:
     return parts
 
 
-def _raise_descriptor_limit(settings: LoadSettings) -> None:
+def raise_descriptor_limit(settings: LoadSettings, processes: int = 0) -> None:
     """Raise the limit on open files (RLIMIT_NOFILE), which the loader inherits, as far as needed and allowed.
 
-    The loader needs OTHER_DESCRIPTORS, and one descriptor for each hook of a trace. Raises HostError if not
-    even OTHER_DESCRIPTORS are allowed.
+    The loader needs OTHER_DESCRIPTORS, and one descriptor for each hook of a trace. Its parent needs one more
+    for each of the `processes` that the trace is limited to. Raises HostError if not even OTHER_DESCRIPTORS
+    are allowed.
     """
     parts = settings.trace.parts if settings.trace else ()
-    wanted = OTHER_DESCRIPTORS + sum(max((len(way.hooks) for way in part.ways), default=0) for part in parts)
+    hooks = sum(max((len(way.hooks) for way in part.ways), default=0) for part in parts)
+    wanted = OTHER_DESCRIPTORS + hooks + processes
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= wanted or soft == resource.RLIM_INFINITY:
         return

@@ -6,6 +6,7 @@ A session also watches the traced processes, collects call stacks, and shows its
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -23,7 +24,7 @@ from lockd.kernel.counters import Losses, program_info
 from lockd.kernel.maps import HashMap
 from lockd.kernel.pairs import Entries, Pairs
 from lockd.kernel.rings import Ring
-from lockd.load.child import run_loader
+from lockd.load.child import raise_descriptor_limit, run_loader
 from lockd.load.settings import LoadSettings
 from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.stacks import FUNCTIONS, FrameFormat
@@ -45,6 +46,9 @@ BLOCKED_PROCESSES = "blocked_processes"
 """The ring buffer in which the programs announce processes of which they have just captured a stack."""
 TRACED_PROCESSES, TRACED_THREADS = "traced_processes", "traced_threads"
 """The maps with the ids of the processes and threads to trace (lockd/bpf/include/trace.bpf.h)."""
+OF_A_THREAD = (errno.EINVAL, errno.ENOENT)
+"""The errnos of pidfd_open() for the id of a thread that is not the main thread of its process. Which of them
+it is depends on the kernel."""
 OLDER_WAITS_LOST = "older waits: threads full"
 """The key in losses() for waits that began before the trace and found no room in the map of threads."""
 
@@ -92,6 +96,7 @@ class Session:
     def __enter__(self) -> Session:
         """Raises UsageError if a process or thread does not exist, HostError if a part that is not optional
         cannot be attached."""
+        raise_descriptor_limit(self._settings, len(self._only))
         with contextlib.ExitStack() as opened:
             self._lifetimes = Lifetimes(self._only, self._threads, opened)
             self.progress.show_text(f"{self.title}: attaching")
@@ -401,12 +406,12 @@ class Lifetimes:
 def _open_process(tgid: int, opened: contextlib.ExitStack) -> int:
     """Open a pidfd, which becomes readable when the process ends; `opened` closes it.
 
-    Raises UsageError if there is no process with this id.
+    Raises UsageError if there is no process with this id, or if it cannot be opened.
     """
     try:
         fd = os.pidfd_open(tgid)
     except OSError as error:
-        if _start_time(tgid):
+        if error.errno in OF_A_THREAD and _start_time(tgid):
             raise UsageError(f"process {tgid}: it is a thread; rule: the id of a process") from error
         raise UsageError(f"process {tgid}: {error.strerror}") from error
     opened.callback(os.close, fd)

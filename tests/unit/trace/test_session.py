@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import errno
+import os
+import resource
 import subprocess
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from lockd.errors import UsageError
+from lockd.load.child import OTHER_DESCRIPTORS, raise_descriptor_limit
+from lockd.load.settings import Trace
+from lockd.trace.core import options
 from lockd.trace.core import session as sessions
 from lockd.trace.core.session import TRACED_PROCESSES, TRACED_THREADS, Lifetimes, Session
 
@@ -62,6 +70,35 @@ def test_threads_are_examined_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
                 found += lifetimes.take_ended()[TRACED_THREADS]
         assert found == tids[::-1]
         assert lifetimes.have_ended
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.EMFILE, "Too many open files"),
+        (errno.ESRCH, "No such process"),
+        (errno.EINVAL, "it is a thread; rule: the id of a process"),
+        (errno.ENOENT, "it is a thread; rule: the id of a process"),
+    ],
+)
+def test_why_a_process_cannot_be_opened(number: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    own = os.getpid()
+    with contextlib.ExitStack() as opened, pytest.raises(UsageError, match=f"process {own}: {says}"):
+        Lifetimes((own,), (), opened)
+
+
+def test_there_is_room_for_a_descriptor_of_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(1024, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    settings = options.load_settings(argparse.Namespace(), Trace())
+    for processes in (0, 300, 1000, 1000):
+        raise_descriptor_limit(settings, processes)
+    assert limits == [(1024, 4096), (OTHER_DESCRIPTORS + 1000, 4096)]
 
 
 def test_a_trace_of_all_processes_does_not_end_with_any() -> None:
