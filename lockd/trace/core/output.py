@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, cast
@@ -166,16 +167,33 @@ def write(
     LockdError if a file cannot be written.
     """
     profile = replace(profile, title=args.command_line)
-    write_graph(args, drawn or profile)
-    if is_only_graph(args):
-        return
-    if args.format in others:
-        write_text(args.output, others[args.format], is_more)
-    elif args.format == "pprof":
-        with _opened(args.output) as file, _explained(args.output):
-            file.write(pprof.encode(profile))
-    else:
-        write_text(args.output, FORMATS[args.format](profile), is_more)
+
+    def write_format() -> None:
+        if args.format in others:
+            write_text(args.output, others[args.format], is_more)
+        elif args.format == "pprof":
+            with _opened(args.output) as file, _explained(args.output):
+                file.write(pprof.encode(profile))
+        else:
+            write_text(args.output, FORMATS[args.format](profile), is_more)
+
+    graph = partial(write_graph, args, drawn or profile)
+    write_each([graph] if is_only_graph(args) else [graph, write_format])
+
+
+def write_each(writes: Iterable[Callable[[], None]]) -> None:
+    """Call functions that write one result each: all of them, as no result should be lost with another.
+
+    Raises the first of their errors at the end.
+    """
+    errors: list[LockdError | BrokenPipeError] = []
+    for write_one in writes:
+        try:
+            write_one()
+        except (LockdError, BrokenPipeError) as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def write_graph(args: argparse.Namespace, profile: Profile) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from lockd.errors import UsageError
@@ -117,12 +118,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("-o, --hist, --holders, --flamegraph: two are the same file; rule: a file for each")
     with_names = args.names or args.format in ("json", "table")
     trace = trace_calls(TITLE, args, args.duration, with_names, bool(args.holders))
-    if args.holders:
-        output.write_text(args.holders, holders_as_csv(trace.holders))
-    if args.hist:
-        output.write_text(args.hist, _histogram_lines(trace))
     own = {"csv": as_csv(trace.rows, args.names), "json": as_json(trace.rows), "table": _table(trace.rows)}
-    output.write(args, _profile(trace), own)
+    writes = []
+    if args.holders:
+        writes.append(partial(output.write_text, args.holders, holders_as_csv(trace.holders)))
+    if args.hist:
+        writes.append(partial(output.write_text, args.hist, _histogram_lines(trace)))
+    output.write_each([*writes, partial(output.write, args, _profile(trace), own)])
     return 0
 
 

@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 
 from lockd import cli
-from lockd.errors import UsageError
+from lockd.errors import LockdError, UsageError
 from lockd.trace.commands import TOOLS
 from lockd.trace.core import output
 from lockd.trace.core.call_stacks import CallStacks
+from lockd.trace.core.histogram import Histogram
+from lockd.trace.futex import futex
 from lockd.trace.klock import klock
 from lockd.trace.mutex import formats
 from lockd.trace.mutex.times import Key, Measurement
@@ -312,6 +314,34 @@ def test_times_of_a_mutex_are_of_no_single_thread() -> None:
     times = {Key(10, 0x40, "orders", "worker", ("lock", "main")): waits}
     (sample,) = formats.as_profile(times, "", "wait", 0, 1).samples
     assert (sample.comm, sample.pid, sample.tid, sample.values) == ("worker", 10, 0, (7, 1))
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--holders /dev/full --hist HIST", "--holders HIST --hist /dev/full", "-o /dev/full --hist HIST"],
+)
+def test_a_result_that_cannot_be_written_costs_no_other(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    trace = futex.FutexTrace([], [], {(7, 0x40): Histogram(counts={1: 2}, sum=3, max=2)}, 0.0, 1.0)
+    monkeypatch.setattr(futex, "trace_calls", lambda *_: trace)
+    args = cli._parser(["trace"]).parse_args(["trace", "futex", *words.replace("HIST", str(other)).split()])
+    with pytest.raises(LockdError, match="/dev/full: cannot be written: No space left on device"):
+        futex.run(args)
+    assert other.read_text()
+    assert ("pid,tid,addr" in capfd.readouterr().out) == ("-o" not in words)
+
+
+def test_a_graph_that_cannot_be_written_costs_no_counts(tmp_path: Path) -> None:
+    graph, file = tmp_path / "graph.svg", tmp_path / "counts"
+    graph.symlink_to("/dev/full")
+    words = f"stackcount c:malloc -f -o {file} --flamegraph {graph}".split()
+    args = cli._parser(["trace"]).parse_args(["trace", *words])
+    args.command_line = "lockd trace stackcount"
+    with pytest.raises(LockdError, match="cannot be written: No space left on device"):
+        stackcount.write(args, COUNTS)
+    assert file.read_text() == "sh;main;read 30\n"
 
 
 def test_arguments_may_stand_among_options() -> None:
