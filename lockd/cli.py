@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
 from lockd import __version__
 from lockd.errors import LockdError, UsageError
+from lockd.printable import printable
 
 if TYPE_CHECKING:
     from lockd.config.schema import Config
@@ -82,8 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except LockdError as error:
-        for line in str(error).splitlines():
-            print(f"lockd: error: {line}", file=sys.stderr)
+        # A message may have names that other users chose, such as those of files that a process has mapped.
+        for line in str(error).split("\n"):
+            print(f"lockd: error: {printable(line)}", file=sys.stderr)
         try:
             sys.stdout.flush()
         except (LockdError, OSError):  # the error may have been about standard output

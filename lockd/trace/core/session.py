@@ -28,6 +28,7 @@ from lockd.load.child import raise_descriptor_limit, run_loader
 from lockd.load.settings import LoadSettings
 from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.stacks import FUNCTIONS, FrameFormat
+from lockd.printable import printable
 from lockd.trace.core.call_stacks import CallStacks
 
 PERIOD = 0.05
@@ -264,7 +265,7 @@ class Session:
         ]
         for hook in missing[:MOST_HOOKS_REPORTED]:
             reason = f"{hook.mechanism} {hook.hook}: {hook.reason}"
-            print(f"{self.title}: not attached: {reason}", file=sys.stderr)
+            print(f"{self.title}: not attached: {printable(reason)}", file=sys.stderr)
         if len(missing) > MOST_HOOKS_REPORTED:
             print(f"{self.title}: {len(missing):,} hooks in all could not be attached", file=sys.stderr)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from lockd.kernel.manifest import Hook
 from lockd.load.settings import LoadSettings, Trace
 from lockd.names.stacks import FrameFormat
+from lockd.printable import printable
 from lockd.trace.core import options
 from lockd.trace.probes.patterns import PROGRAM, Probes, parse, resolve
 
@@ -53,7 +54,7 @@ def resolve_probes(args: argparse.Namespace, title: str) -> Probes:
     """The places that the pattern matches. Functions that cannot be probed are named on standard error."""
     probes = resolve(parse(args.pattern, getattr(args, "regexp", False)), args.pids)
     for remark in probes.remarks():
-        print(f"{title}: {remark}", file=sys.stderr)
+        print(f"{title}: {printable(remark)}", file=sys.stderr)
     return probes
 
 
@@ -80,7 +81,7 @@ def report_attached(title: str, probes: Probes, hooks: tuple[Hook, ...]) -> None
     missing = sorted({place.name for place in probes.places if place.hook not in attached})
     more = ", ..." if len(missing) > MOST_MISSING else ""
     without = f", without {', '.join(missing[:MOST_MISSING])}{more}" if missing else ""
-    print(f"{title}: tracing {subject}{without}; Ctrl-C ends", file=sys.stderr)
+    print(printable(f"{title}: tracing {subject}{without}; Ctrl-C ends"), file=sys.stderr)
 
 
 def _cpu(text: str) -> int:

@@ -128,7 +128,7 @@ def _as_text(event: Event, seconds: float, name: str, stacks: CallStacks) -> str
     The innermost function comes first, the kernel's functions before those of user space.
     """
     frames = (*stacks.kernel(event.kernel), *stacks.user(event.user))
-    head = f"{seconds:<18.9f} {event.comm:<16} {event.pid:<7} {event.cpu:<3} {name}\n"
+    head = f"{seconds:<18.9f} {event.comm:<16} {event.pid:<7} {event.cpu:<3} {printable(name)}\n"
     return head + "".join(f"\t{printable(frame)}\n" for frame in frames) + "\n"
 
 

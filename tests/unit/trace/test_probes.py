@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
@@ -12,13 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from lockd import cli
 from lockd.errors import HostError, UsageError
+from lockd.kernel.manifest import Hook
+from lockd.trace import commands
+from lockd.trace.core.call_stacks import NO_STACK, CallStacks
+from lockd.trace.probes import pattern_options, stacksnoop
 from lockd.trace.probes.binaries import Binary, find_binaries, has_name
 from lockd.trace.probes.patterns import (
     KERNEL,
     TRACEPOINT,
     USER,
     KernelFunctions,
+    Place,
+    Probes,
     parse,
     resolve,
     user_functions,
@@ -302,6 +310,36 @@ def test_objects_of_a_process_that_is_gone() -> None:
         child.wait()
     with pytest.raises(UsageError, match=f"process {child.pid}: No such process"):
         find_binaries("c", (child.pid,))
+
+
+def test_the_name_of_a_mapped_file_cannot_change_a_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(shutil.copy(shutil.which("cat") or "", tmp_path / "cat\x1b]0;title\x07"))
+    monkeypatch.setattr(commands, "require_privileges", lambda: None)
+    with subprocess.Popen([file], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin and child.stdout
+        child.stdin.write(b"x")
+        child.stdin.flush()
+        assert child.stdout.read(1)  # it has become that program
+        assert cli.main(["trace", "stackcount", "nothing:x", "-p", str(child.pid), "1"]) == 2
+        child.stdin.close()
+    assert r"it has cat\x1b]0;title\x07, " in capfd.readouterr().err
+
+
+def test_the_name_of_a_function_cannot_change_a_terminal(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "program:\x1b[2J"
+    probes = Probes(parse("program:*"), (Place(name, "program+0x10"),), {"no reason": (name,)})
+    monkeypatch.setattr(pattern_options, "resolve", lambda *_: probes)
+    pattern_options.resolve_probes(argparse.Namespace(pattern="program:*", pids=()), "test")
+    pattern_options.report_attached("test", probes, (Hook("", "program+0x10", "uprobe", True),))
+    event = stacksnoop.Event(0, "comm", 1, 1, 0, NO_STACK, NO_STACK)
+    print(stacksnoop._as_text(event, 0.0, name, CallStacks()))
+    told = capfd.readouterr()
+    assert (told.out + told.err).count(r"program:\x1b[2J") == 3
+    assert "\x1b" not in told.out + told.err
 
 
 KALLSYMS = """\
