@@ -13,6 +13,7 @@ from lockd.names.labels.system_calls import ERRORS
 from lockd.trace.core.call_stacks import CallStacks
 from lockd.trace.core.histogram import Histogram
 from lockd.trace.core.session import Session
+from lockd.trace.mutex.probes import is_running
 
 STILL_WAITING = "still waiting"
 STILL_HELD = "still held"
@@ -138,9 +139,9 @@ class MutexTimes:
             if freed_at:
                 self._add_ongoing(tgid, tid, mutex, stack, freed_at - since, "")
                 continue
-            is_running = Path(f"/proc/{tgid}").exists()
-            end = session.ended_ns if is_running else last_ends.get(tgid, session.ended_ns)
-            state = HELD_BY_NONE if is_running and ended.get(tid, 0) > since else STILL_HELD
+            goes_on = is_running(tgid)
+            end = session.ended_ns if goes_on else last_ends.get(tgid, session.ended_ns)
+            state = HELD_BY_NONE if goes_on and ended.get(tid, 0) > since else STILL_HELD
             self._add_ongoing(tgid, tid, mutex, stack, end - since, state)
 
     def result(self, depth: int) -> Times:
