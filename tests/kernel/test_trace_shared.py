@@ -389,6 +389,26 @@ def test_progress_on_a_terminal(workload: Start) -> None:
     assert 0 < counts[-1] <= 1 + 500 * (float(end[1]) + ROUNDED), "a call in 2 ms"
 
 
+PROGRESS = re.compile(
+    rb"\d+ s, [\d,]+ events, [\d,]+ lost; Ctrl-C ends"
+    rb"|lockd trace \w+: (?:attaching|tracing(?! )|detaching|naming [\d,]+ stacks)"
+)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["stackcount", "stackcount -i 200ms", "stackcount -T -i 200ms --format folded", "stacksnoop"],
+)
+def test_nothing_is_printed_behind_the_progress(words: str, workload: Start) -> None:
+    tree = workload("call_tree", 100_000, 1, 2000)
+    tree.go()
+    code, said = on_terminal(*words.split(), GETPPID, "-p", tree.pid, "1s")
+    assert code == 0
+    shown = [part for part in said.split(b"\r\x1b[K") if PROGRESS.match(part)]
+    assert len(shown) >= 3
+    assert not [part for part in shown if b"\n" in part]
+
+
 def test_no_progress_on_a_pipe() -> None:
     began = time.monotonic()
     done = trace("stackcount", GETPPID, "1")

@@ -209,15 +209,19 @@ def is_only_graph(args: argparse.Namespace) -> bool:
 
 
 @contextlib.contextmanager
-def stream(path: Path | None) -> Iterator[Callable[[str], None]]:
+def stream(path: Path | None, end_progress: Callable[[], None]) -> Iterator[Callable[[str], None]]:
     """Open a file, or standard output without a path, for a tool that prints while it traces.
 
-    Yields a function that writes a text in UTF-8 and flushes it. Raises LockdError that names the file if it
-    cannot be opened or written.
+    Yields a function that writes a text in UTF-8 and flushes it. `end_progress` (Progress.end) is called
+    before each text that is written to a terminal. Raises LockdError that names the file if it cannot be
+    opened or written.
     """
     with _opened(path) as file:
+        is_terminal = not path and sys.stdout.isatty()
 
         def write(text: str) -> None:
+            if text and is_terminal:
+                end_progress()
             with _explained(path):
                 file.write(text.encode(errors="backslashreplace"))
                 file.flush()

@@ -143,8 +143,8 @@ class Session:
     def windows(self) -> Iterator[dict[str, Entries]]:
         """Yield the entries of each window, by the name of their pair; pairs without entries are left out.
 
-        After the trace has ended, the iterator detaches the programs, yields the last two windows, and
-        unwinds all stacks.
+        After the trace has ended, the iterator detaches the programs, yields the last two windows, unwinds
+        all stacks, and clears the progress line.
         """
         due = self._began
         while not self._is_over():
@@ -166,6 +166,7 @@ class Session:
         for _ in range(2):
             yield self._drain()
         self._name_stacks()
+        self.progress.end()
 
     def wait(self, until: float) -> None:
         """Wait until time.monotonic() reaches `until`, or until a signal or stop() ends the trace.
@@ -252,6 +253,7 @@ class Session:
 
         Raises HostError if a part that is not optional has no mechanism on this host.
         """
+        self.progress.end()
         parts = [part for part in self.manifest.chosen if not part.mechanism]
         for part in parts:
             if part.what not in self._optional:
@@ -326,7 +328,10 @@ class Session:
 
 
 class Progress:
-    """The progress of a trace: one line that changes, on a terminal only."""
+    """The progress of a trace: one line that changes, on a terminal only.
+
+    The cursor stays behind the text, so end() must be called before anything else is printed there.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._lines = stream
@@ -359,7 +364,7 @@ class Progress:
         self.show_text(f"{elapsed:.0f} s, {events:,} events, {lost:,} lost; Ctrl-C ends")
 
     def end(self) -> None:
-        """Clear the progress line."""
+        """Clear the progress line, if one is shown."""
         if self._terminal and self._is_shown:
             self._terminal.write("\r\x1b[K")
             self._terminal.flush()

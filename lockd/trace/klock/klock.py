@@ -171,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
     with Session(TITLE, settings_of(args), seconds, args.pids, args.tids, optional=optional) as session:
         trace = LockTrace(session, args)
         if args.format in STREAMED and not output.is_only_graph(args):
-            with output.stream(args.output) as write:
+            with output.stream(args.output, session.progress.end) as write:
                 for text in trace.records() if args.format == "csv" else trace.tables():
                     write(text)
             if args.flamegraph:
@@ -260,7 +260,6 @@ class LockTrace:
         args = self._args
         layout = Layout(args.stacks, args.locks, args.sort, args.per_thread)
         stamp = time.strftime("\n%H:%M:%S\n") if args.timestamp else ""
-        self._session.progress.end()
         return stamp + "".join(tables(rows, self._names, self._types, layout, self._has_holds))
 
     def profile(self) -> Profile:

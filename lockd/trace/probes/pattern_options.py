@@ -6,11 +6,11 @@ import argparse
 import sys
 from dataclasses import replace
 
-from lockd.kernel.manifest import Hook
 from lockd.load.settings import LoadSettings, Trace
 from lockd.names.stacks import FrameFormat
 from lockd.printable import printable
 from lockd.trace.core import options
+from lockd.trace.core.session import Session
 from lockd.trace.probes.patterns import PROGRAM, Probes, parse, resolve
 
 MOST_MISSING = 3
@@ -73,15 +73,16 @@ def load_settings(
     return replace(settings, mechanisms=((PROGRAM, args.mechanism),))
 
 
-def report_attached(title: str, probes: Probes, hooks: tuple[Hook, ...]) -> None:
+def report_attached(session: Session, probes: Probes) -> None:
     """Print on standard error what is traced, and what could not be attached."""
-    attached = {hook.hook for hook in hooks if hook.attached}
+    attached = {hook.hook for hook in session.manifest.hooks if hook.attached}
     traced = sorted({place.name for place in probes.places if place.hook in attached})
     subject = traced[0] if len(traced) == 1 else f"{len(traced):,} {probes.pattern.kind}s"
     missing = sorted({place.name for place in probes.places if place.hook not in attached})
     more = ", ..." if len(missing) > MOST_MISSING else ""
     without = f", without {', '.join(missing[:MOST_MISSING])}{more}" if missing else ""
-    print(printable(f"{title}: tracing {subject}{without}; Ctrl-C ends"), file=sys.stderr)
+    session.progress.end()
+    print(printable(f"{session.title}: tracing {subject}{without}; Ctrl-C ends"), file=sys.stderr)
 
 
 def _cpu(text: str) -> int:

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     settings = options.load_settings(args, Trace((part,), defines={"SIGNALS_ASKED": args.asked}, maps=maps))
     counts: Counter[tuple[str | int, ...]] = Counter()
     session = Session(TITLE, settings, args.duration, args.pids, others=maps)
-    with session, output.stream(args.output) as write:
+    with session, output.stream(args.output, session.progress.end) as write:
         if not args.count:
             write(HEADS[args.format])
         reader = Reader(session, args.pids)

@@ -65,12 +65,13 @@ def run(args: argparse.Namespace) -> int:
     probes = pattern_options.resolve_probes(args, TITLE)
     settings = settings_of(args, probes)
     with Session(TITLE, settings, args.duration, args.pids, shown=pattern_options.shown(args)) as session:
-        pattern_options.report_attached(TITLE, probes, session.manifest.hooks)
+        pattern_options.report_attached(session, probes)
         counts = _Counts(args, session.stacks)
         intervals = output.Intervals(args.interval)
         for drained in session.windows():
             session.events += counts.add(drained)
             if not session.ended_ns and intervals.has_ended():
+                session.progress.end()
                 counts.write()
         counts.write(None if args.interval else session.elapsed)
         session.report()

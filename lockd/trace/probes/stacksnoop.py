@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     name = probes.names[0] if len(probes.names) == 1 else args.pattern
     shown = pattern_options.shown(args)
     session = Session(TITLE, settings_of(args, probes), args.duration, args.pids, others=MAPS, shown=shown)
-    with session, output.stream(args.output) as write:
-        pattern_options.report_attached(TITLE, probes, session.manifest.hooks)
+    with session, output.stream(args.output, session.progress.end) as write:
+        pattern_options.report_attached(session, probes)
         format_event = _as_json if args.format == "json" else _as_text
         if args.format == "stacks":
             write(f"{'TIME(s)':<18} {'COMM':<16} {'PID':<7} {'CPU':<3} FUNCTION\n")

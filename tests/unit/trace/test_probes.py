@@ -8,8 +8,11 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,7 @@ from lockd.errors import HostError, UsageError
 from lockd.kernel.manifest import Hook
 from lockd.trace import commands
 from lockd.trace.core.call_stacks import NO_STACK, CallStacks
+from lockd.trace.core.session import Progress
 from lockd.trace.probes import pattern_options, stacksnoop
 from lockd.trace.probes.binaries import Binary, find_binaries, has_name
 from lockd.trace.probes.patterns import (
@@ -334,7 +338,11 @@ def test_the_name_of_a_function_cannot_change_a_terminal(
     probes = Probes(parse("program:*"), (Place(name, "program+0x10"),), {"no reason": (name,)})
     monkeypatch.setattr(pattern_options, "resolve", lambda *_: probes)
     pattern_options.resolve_probes(argparse.Namespace(pattern="program:*", pids=()), "test")
-    pattern_options.report_attached("test", probes, (Hook("", "program+0x10", "uprobe", True),))
+    hooks = (Hook("", "program+0x10", "uprobe", True),)
+    session: Any = SimpleNamespace(
+        title="test", manifest=SimpleNamespace(hooks=hooks), progress=Progress(sys.stderr)
+    )
+    pattern_options.report_attached(session, probes)
     event = stacksnoop.Event(0, "comm", 1, 1, 0, NO_STACK, NO_STACK)
     print(stacksnoop._as_text(event, 0.0, name, CallStacks()))
     told = capfd.readouterr()

@@ -1,13 +1,16 @@
-"""The processes and threads that a trace is limited to, while they end one after another."""
+"""The processes and threads that a trace is limited to, while they end one after another, and the progress
+line on a terminal."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import errno
+import io
 import os
 import resource
 import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -16,11 +19,14 @@ from typing import Any, NoReturn
 import pytest
 
 from lockd.errors import UsageError
+from lockd.kernel.manifest import Hook
 from lockd.load.child import OTHER_DESCRIPTORS, raise_descriptor_limit
 from lockd.load.settings import Trace
-from lockd.trace.core import options
+from lockd.trace.core import options, output
 from lockd.trace.core import session as sessions
 from lockd.trace.core.session import TRACED_PROCESSES, TRACED_THREADS, Lifetimes, Session
+from lockd.trace.probes import pattern_options
+from lockd.trace.probes.patterns import Place, Probes, parse
 
 SECONDS = 60.0
 """The longest time that a thread may take to end after it has been joined."""
@@ -106,3 +112,70 @@ def test_a_trace_of_all_processes_does_not_end_with_any() -> None:
         lifetimes = Lifetimes((), (), opened)
         assert not any(lifetimes.take_ended().values())
         assert not lifetimes.have_ended
+
+
+class Terminal(io.TextIOWrapper):
+    """A terminal that keeps what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def shown(self) -> list[str]:
+        """The texts that were written, split where the line was cleared."""
+        raw = self.buffer
+        assert isinstance(raw, io.BytesIO)
+        return raw.getvalue().decode().split("\r\x1b[K")[1:]
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Terminal]:
+    """Return a session that has not begun, and the terminal on which it runs."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    session: Any = Session("test", options.load_settings(argparse.Namespace(), Trace()), duration=0.0)
+    session.manifest = SimpleNamespace(functions=(), chosen=(), hooks=())
+    return session, terminal
+
+
+def test_the_progress_line_is_cleared_before_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, terminal = on_terminal(monkeypatch)
+    control = SimpleNamespace(set_tracing=lambda _: None)
+    session._pairs = SimpleNamespace(control=control, is_settled=True, drain=list, flip=lambda: None)
+    session._losses = SimpleNamespace(read=lambda: ({}, {}, {}, 0))
+    session._functions, session._attached, session._began = [], [], time.monotonic()
+    assert list(session.windows()) == [{}, {}]
+    print("result")
+    assert terminal.shown == ["test: detaching", "result\n"]
+
+
+def test_the_progress_line_is_cleared_before_what_could_not_be_attached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, terminal = on_terminal(monkeypatch)
+    session.manifest.hooks = (Hook("trace", "vfs_read", "kprobe", False, "no room"),)
+    session.progress.show_text("test: attaching")
+    session._report_missing_hooks()
+    assert terminal.shown == ["test: attaching", "test: not attached: kprobe vfs_read: no room\n"]
+
+
+def test_the_progress_line_is_cleared_before_what_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, terminal = on_terminal(monkeypatch)
+    session.manifest.hooks = (Hook("trace", "vfs_read", "kprobe", True),)
+    session.progress.announce("test: tracing")
+    pattern_options.report_attached(session, Probes(parse("vfs_read"), (Place("vfs_read", "vfs_read"),)))
+    assert terminal.shown == ["test: tracing", "test: tracing vfs_read; Ctrl-C ends\n"]
+
+
+def test_the_progress_line_is_cleared_before_what_is_printed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, terminal = on_terminal(monkeypatch)
+    with output.stream(None, session.progress.end) as write:
+        for text in ("", "one\n", "two\n"):
+            session.progress.show_text("progress")
+            write(text)
+    assert terminal.shown == ["progress", "progress", "one\n", "progress", "two\n"]
