@@ -27,7 +27,8 @@ struct stack_scratch {
 
 BPF_PERCPU_ARRAY(stack_scratch, struct stack_scratch, 1);
 BPF_TABLE("lru_hash", u64, u8, kept_stacks,
-          KEPT_STACKS_ENTRIES); /* numbers of the stacks that were stored, in any window */
+          KEPT_STACKS_ENTRIES); /* numbers of the stacks that were stored, in any window. The tool deletes
+                                 * those that it had no room for, so that they are stored again */
 
 static __always_inline u64 mixed(u64 hash, u64 word)
 {

@@ -20,6 +20,8 @@ from lockd.views.profile import KernelFrame, Mark
 
 PAIRS = ("kernel_stacks", "user_stacks")
 """The pairs of maps that contain new stacks (lockd/bpf/include/trace.bpf.h)."""
+KEPT = "kept_stacks"
+"""The map with the numbers of the stacks that the programs do not send again."""
 NO_STACK, LOST_STACK = 0, 1
 """Two stack numbers of trace.bpf.h. NO_STACK: no stack was asked for, or the user side of a kernel thread.
 LOST_STACK: there was no room for the stack."""
@@ -42,7 +44,8 @@ class CallStacks:
     a number of its own.
 
     Memory is bounded. If stacks come faster than they can be unwound, or if there are too many of them, some
-    stacks are lost: they have the frames LOST. `lost` counts the lost stacks that BPF programs have taken.
+    stacks are lost: they have the frames LOST. `lost` counts the lost stacks that BPF programs have taken. A
+    stack that came too early can come again, and is then no longer lost.
     """
 
     def __init__(self, shown: FrameFormat = FUNCTIONS) -> None:
@@ -61,21 +64,25 @@ class CallStacks:
         """Numbers for add_unwound() and add_sleeping(), from 2 on. The numbers that programs give are hashes
         of 64 bits, which are hardly ever so small."""
         self.lost = 0
-        """Number of stacks that BPF programs have taken, and for which this object had no room."""
+        """How often this object had no room for a stack that BPF programs have taken."""
 
     @property
     def backlog(self) -> int:
         """Number of captures that wait to be unwound."""
         return len(self._queue)
 
-    def add(self, taken: dict[str, Entries]) -> None:
+    def add(self, taken: dict[str, Entries]) -> list[int]:
         """Add the stacks of a window, and read the mappings of their processes, which may end at any time.
+
+        Returns the numbers of user stacks for which there is no room now, but may be later. The caller has
+        the programs forget that they have sent these (KEPT).
 
         `taken` has the drained entries by the name of their pair, those of PAIRS among them. In the entries
         of other pairs, members of type struct call_stack_ids with the number of a lost stack are changed to
         LOST_STACK.
         """
         share = self._shared.setdefault
+        refused: list[int] = []
         if "kernel_stacks" in taken:
             numbers, stacks = taken["kernel_stacks"]
             for number, frames in zip(numbers.tolist(), stacks["frames"].tolist(), strict=True):
@@ -86,18 +93,22 @@ class CallStacks:
                 else:
                     self.lost += 1
         if "user_stacks" in taken:
-            self._capture(*taken["user_stacks"])
+            refused = self._capture(*taken["user_stacks"])
         if self.lost:
             for name, rows in taken.items():
                 if name not in PAIRS:
                     for columns in rows:
                         self._mark_lost(columns)
+        return refused
 
-    def _capture(self, numbers: npt.NDArray[Any], rows: npt.NDArray[Any]) -> None:
+    def _capture(self, numbers: npt.NDArray[Any], rows: npt.NDArray[Any]) -> list[int]:
+        """Add captures of user stacks. Returns the numbers of those that may be added later, as in add()."""
         fresh = [row for row, number in enumerate(numbers.tolist()) if not self._is_known(number)]
-        room = min(MOST_CAPTURED - len(self._captured), MOST_NUMBERS - len(self._user) - len(self._captured))
-        taken = fresh[: max(0, room)]
-        self.lost += len(fresh) - len(taken)
+        captures = MOST_CAPTURED - len(self._captured)
+        most = MOST_NUMBERS - len(self._user) - len(self._captured)
+        room = max(0, min(captures, most))
+        taken, refused = fresh[:room], fresh[room:]
+        self.lost += len(refused)
         tgids = rows["tgid"][taken].tolist()
         self.names.read_mappings(set(tgids))
         for number, tgid, capture in zip(
@@ -105,6 +116,7 @@ class CallStacks:
         ):
             self._captured[number] = tgid, capture
             self._queue.append(number)
+        return numbers[refused].tolist() if captures < most else []  # there never is more room for numbers
 
     def _is_known(self, number: int) -> bool:
         return number in self._user or number in self._captured

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockd.load.settings import LoadSettings, Trace
-from lockd.trace.core.call_stacks import PAIRS
+from lockd.trace.core.call_stacks import KEPT, PAIRS
 from lockd.trace.core.session import TRACED_PROCESSES, TRACED_THREADS
 
 UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "h": 3600.0}
@@ -203,6 +203,6 @@ def load_settings(
             files=("include/trace.bpf.h", *trace.files),
             defines={**defines, **trace.defines, "TRACE": None},
             pairs=(*PAIRS, *trace.pairs),
-            maps=maps,
+            maps=(KEPT, *maps),
         ),
     )

@@ -29,7 +29,7 @@ from lockd.load.settings import LoadSettings
 from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.stacks import FUNCTIONS, FrameFormat
 from lockd.printable import printable
-from lockd.trace.core.call_stacks import CallStacks
+from lockd.trace.core.call_stacks import KEPT, CallStacks
 
 PERIOD = 0.05
 """Seconds between two drains of the maps."""
@@ -304,8 +304,8 @@ class Session:
             self._examine_new_processes(0.001)
         taken = {name: rows for name, rows in self._pairs.drain() if len(rows[0])}
         self._pairs.flip()
-        if self._has_stacks:
-            self.stacks.add(taken)
+        if self._has_stacks and (refused := self.stacks.add(taken)):
+            self.map(KEPT).delete(np.array(refused, np.uint64))
         return taken
 
     def _name_stacks(self) -> None:

@@ -1,5 +1,5 @@
-"""The processes and threads that a trace is limited to, while they end one after another, and the progress
-line on a terminal."""
+"""The processes and threads that a trace is limited to, while they end one after another; stacks for which
+there is no room; and the progress line on a terminal."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
+import numpy as np
 import pytest
 
 from lockd.errors import UsageError
 from lockd.kernel.manifest import Hook
+from lockd.kernel.pairs import Entries
 from lockd.load.child import OTHER_DESCRIPTORS, raise_descriptor_limit
 from lockd.load.settings import Trace
-from lockd.trace.core import options, output
+from lockd.names.unwind.capture import REGISTERS
+from lockd.trace.core import call_stacks, options, output
 from lockd.trace.core import session as sessions
+from lockd.trace.core.call_stacks import KEPT, LOST_STACK, NO_STACK, CallStacks
 from lockd.trace.core.session import TRACED_PROCESSES, TRACED_THREADS, Lifetimes, Session
 from lockd.trace.probes import pattern_options
 from lockd.trace.probes.patterns import Place, Probes, parse
 
+OF_THIS_MACHINE = REGISTERS[os.uname().machine]
 SECONDS = 60.0
 """The longest time that a thread may take to end after it has been joined."""
 
@@ -112,6 +117,52 @@ def test_a_trace_of_all_processes_does_not_end_with_any() -> None:
         lifetimes = Lifetimes((), (), opened)
         assert not any(lifetimes.take_ended().values())
         assert not lifetimes.have_ended
+
+
+def captures_of(*numbers: int) -> dict[str, Entries]:
+    """Return a window with captures of these numbers, and with an event at each of these stacks."""
+    registers = [(name, "u8", (31,)) if name == "regs" else (name, "u8") for name in OF_THIS_MACHINE]
+    capture = np.dtype([
+        ("tgid", "u4"), ("registers", registers), ("stack", "u1", (8,)), ("bytes", "u4"),
+        ("frames", "u8", (2,)), ("thread_pointer", "u8"),
+    ])  # fmt: skip
+    events = np.zeros(len(numbers), [("stacks", [("user", "u8"), ("kernel", "u8")])])
+    events["stacks"]["user"] = numbers
+    keys = np.array(numbers, np.uint64)
+    return {"user_stacks": (keys, np.zeros(len(numbers), capture)), "events": (keys, events)}
+
+
+def stacks_that_are_few(monkeypatch: pytest.MonkeyPatch, waiting: int, numbers: int) -> CallStacks:
+    """Return stacks with room for so many captures that wait to be unwound, and for so many numbers."""
+    monkeypatch.setattr(call_stacks, "MOST_CAPTURED", waiting)
+    monkeypatch.setattr(call_stacks, "MOST_NUMBERS", numbers + len((NO_STACK, LOST_STACK)))
+    stacks: Any = CallStacks()
+    stacks.names = SimpleNamespace(read_mappings=lambda _: None, user_stack=lambda *_: ("main",))
+    return cast("CallStacks", stacks)
+
+
+def test_a_stack_that_came_too_early_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs send no stack twice unless they are told to."""
+    deleted: list[int] = []
+    kept = SimpleNamespace(delete=lambda keys: deleted.extend(keys.tolist()))
+    windows = [captures_of(10, 11, 12), captures_of(12)]
+    session: Any = Session.__new__(Session)
+    session.stacks, session._has_stacks = stacks_that_are_few(monkeypatch, 2, 9), True
+    session._pairs = SimpleNamespace(
+        is_settled=True, drain=lambda: windows.pop(0).items(), flip=lambda: None, hashes={KEPT: kept}
+    )
+    events = session._drain()["events"][1]
+    assert (deleted, session.stacks.lost) == ([12], 1)
+    assert events["stacks"]["user"].tolist() == [10, 11, LOST_STACK]
+    session.stacks.unwind(time.monotonic() + SECONDS)
+    assert session._drain()["events"][1]["stacks"]["user"].tolist() == [12]
+    assert (deleted, session.stacks.lost, session.stacks.user(12)) == ([12], 1, ("main",))
+
+
+def test_a_stack_beyond_the_most_numbers_does_not_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks = stacks_that_are_few(monkeypatch, 9, 2)
+    assert stacks.add(captures_of(10, 11, 12)) == []
+    assert stacks.lost == 1
 
 
 class Terminal(io.TextIOWrapper):
