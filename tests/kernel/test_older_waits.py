@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.checks import at_rest
 from tests.support.lockd_process import Lockd, Metrics
+from tests.support.mechanisms import Daemons
 from tests.support.workload import OURS, Start, Workload
 
 WAITING = "lockd_futex_waiting"
@@ -108,6 +109,50 @@ def test_waits_that_end_later_are_counted_once(daemon: Callable[[], Lockd], work
     assert metrics.sum(OFFCPU_COUNT, comm=one.comm, reason="cond") == 8
     assert metrics.sum(SUM, **labels) * 1e6 == pytest.approx(told["blocked_us"], abs=8 * CLOCKS_US)
     one.finish()
+
+
+@pytest.mark.thorough("lockd chooses tracepoints wherever there are any")
+def test_an_older_wait_that_is_followed_by_another(tmp_path: Path, workload: Start) -> None:
+    """With fentry and kprobes, the end of a futex call that began before the daemon is not seen. The threads
+    here wait again at once, and make no other system call in between in which they could sleep."""
+    threads, rounds, found = 4, 2, {}
+    for seconds in (6, 30, 120):
+        one = workload("crowd", threads, rounds, seconds * 1_000_000, 1)
+        one.go()
+        began = time.monotonic()
+        time.sleep(BEFORE_SECONDS)
+        directory = tmp_path / str(seconds)
+        directory.mkdir()
+        daemons = Daemons(directory, ("fentry", "kprobe"), of_mode_calls)
+        try:
+            if not daemons.running:
+                _ = daemons["fentry"]  # skips the test
+            if time.monotonic() > began + seconds:
+                continue  # the first waits have ended: this machine took longer than that to start a daemon
+            told = one.truth()["futex"]["lock"]
+            labels = {"comm": one.comm, "kind": "lock"}
+            for by, lockd in daemons.running.items():
+                metrics = at_rest(lockd, one.comm)
+                missed = metrics.sum("lockd_dropped_events_total", map="futex", reason="return_missed")
+                found[by] = metrics.sum(COUNT, **labels), metrics.sum(SUM, **labels) * 1e6, missed
+            break
+        finally:
+            one.kill()
+            daemons.stop()
+    assert found, "no daemon started before the first waits had ended"
+    print(f"truth {told}; by mechanism waits, us and missed returns: {found}")
+    assert told["blocked"] == threads * rounds
+    for count, blocked_us, missed in found.values():
+        assert told["blocked"] - missed <= count <= told["blocked"]
+        if count == told["blocked"]:
+            assert blocked_us == pytest.approx(told["blocked_us"], abs=count * CLOCKS_US)
+
+
+def of_mode_calls(mechanism: str) -> dict[str, Any]:
+    """Return the configuration of a daemon that counts only the futex calls of these tests' programs."""
+    off = {"enabled": False}
+    programs = {"futex": {"mode": "calls", "mechanism": mechanism}, "offcpu": off, "kernel_locks": off}
+    return {"programs": programs, "filter": {"comms": [OURS]}}
 
 
 def test_where_the_scheduler_does_not_tell_since_when(daemon: Callable[[], Lockd], workload: Start) -> None:

@@ -66,20 +66,19 @@ static __always_inline void count_here(struct futex_key *key, struct ended *ende
     count_calls(key->tid == (u32)id ? bpf_get_current_task() : 0, id >> 32, key, ended);
 }
 
-/* Count a call that has ended and may have blocked. `killed` says that its thread died in the call. */
-static __always_inline void count_call(struct call *call, u64 now, u64 blocked, u8 error, bool killed)
+/* Count a call that has ended and may have blocked. */
+static __always_inline void count_call(struct call *call, u64 now, u64 blocked, u8 error)
 {
     u64 took = call->stands_for ? now - call->since : 0;
     u64 sys = took > blocked ? took - blocked : 0;
     bool did_block = blocked && call->kind < KIND_WAKE && is_wanted(blocked);
     u64 counted = did_block ? blocked : 0;
-    struct ended ended = {1, counted, killed ? 0 : counted, sys * call->stands_for, sys};
+    struct ended ended = {1, counted, counted, sys * call->stands_for, sys};
     struct futex_key key = {.tid = call->tid, .kind = call->kind, .error = error};
 
     key.slot = did_block ? slot_of(blocked) : SLOT_NONE;
     key.uaddr = address_of(call, did_block, error);
 #ifdef TRACE
-    ended.max_blocked_ns = counted; /* even if killed: no maximum of a thread is below its mean */
     key.stacks = call->stacks;
 #endif
     count_here(&key, &ended);
@@ -234,12 +233,9 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
     /* Error codes from 512 on do not leave the kernel. They mean that a signal interrupted the call, and that
      * the kernel decides later whether the thread makes it again. A call that is made again counts again. */
     u8 error = ret >= 0 ? 0 : ret <= -ERESTARTSYS ? EINTR : -ret;
-    bool killed = false;
 
-    if (ret <= -ERESTARTSYS && is_being_killed(bpf_get_current_task())) {
+    if (ret <= -ERESTARTSYS && is_being_killed(bpf_get_current_task()))
         error = 0; /* nobody will see the error */
-        killed = true;
-    }
 
     if (here && here->call.tid == tid && here->call.since) {
         struct call call = here->call;
@@ -274,7 +270,7 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
     else
         t->call.since = 0;
     count_step(STEP_ENDED);
-    count_call(&call, now, blocked, error, killed);
+    count_call(&call, now, blocked, error);
     return 0;
 }
 
@@ -287,6 +283,21 @@ static __always_inline bool is_in_call(u32 tid)
     return here && here->call.tid == tid && here->call.since;
 }
 #endif
+
+/* Called at sched_switch: the current thread, whose entry is `t`, is not in the futex call of this entry any
+ * more, if there is one, but the exit from the call was not seen. Mostly the call began before lockd did: a
+ * trampoline or a kretprobe sees no return from a call whose beginning it has not seen. Or there was no exit,
+ * because the thread was killed. The call counts without sys time, because it is not known when it ended. */
+static __always_inline void futex_abandoned(struct thread *t, u64 now)
+{
+    if (t->call.since && !t->call.restart) {
+        count_step(STEP_KILLED);
+        t->call.stands_for = 0;
+        count_call(&t->call, now, t->call_blocked, 0);
+    }
+    t->call.since = 0;
+    t->call.restart = 0;
+}
 
 /* Called at sched_switch: the current thread is leaving this CPU, and may be ending. `t` is its entry or
  * NULL. */
@@ -301,6 +312,7 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
     if (here->call.tid != tid || !here->call.since)
         return;
     if (t) {
+        futex_abandoned(t, now); /* another call, which began earlier */
         count_step(STEP_SWITCHED_OUT);
         if (t->call.uaddr == here->call.uaddr && t->call.guess == here->call.guess)
             here->call.kind = t->call.kind;
@@ -312,7 +324,7 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
         t->call_blocked = 0;
     } else if (dies) {
         count_step(STEP_KILLED);
-        count_call(&here->call, now, 0, 0, true);
+        count_call(&here->call, now, 0, 0);
     } else {
         lose(LOSS_FUTEX__THREADS_FULL);
     }
@@ -335,16 +347,4 @@ static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, 
 #ifndef WITHOUT_LOCK_NAMES
     capture_waiter(ctx, task, t, now);
 #endif
-}
-
-/* Called at sched_switch: the thread whose entry is `t` is ending, or leaves the CPU outside of futex calls.
- * If the entry still has a futex call, this call never reached its exit: the thread was killed in it. */
-static __always_inline void futex_abandoned(struct thread *t, u64 now)
-{
-    if (t->call.since && !t->call.restart) {
-        count_step(STEP_KILLED);
-        count_call(&t->call, now, t->call_blocked, 0, true);
-    }
-    t->call.since = 0;
-    t->call.restart = 0;
 }

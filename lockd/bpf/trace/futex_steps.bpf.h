@@ -10,7 +10,7 @@ enum step {
     STEP_BEGAN,
     STEP_RESTARTED, /* continued by restart_syscall() after a stop (SIGSTOP) */
     STEP_ENDED,
-    STEP_KILLED, /* the thread was killed in the call, which never reached its exit */
+    STEP_KILLED, /* the exit was not seen: the thread was killed, or had begun the call before the trace */
     STEP_SWITCHED_OUT, /* the thread left its CPU for the first time in the call */
     STEP_BLOCKED, /* the thread blocked, possibly several times in a call */
     STEP_RAN_AGAIN, /* the thread ran again after it blocked */
