@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,10 @@ from tests.support.workload import Start
 pytestmark = pytest.mark.untimed
 
 FAILED, CANNOT = 1, 3
+BPF_RAW_TRACEPOINT_OPEN = 17
+"""The command of bpf() that attaches a program to a raw tracepoint, or by a trampoline."""
+BY_TRACEPOINTS = {"mode": "calls", "mechanism": "tracepoint"}
+"""The configuration of `futex` with hooks that are attached to perf events."""
 WITHOUT_KILL = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")
 """What runs a command without CAP_KILL. lockd then cannot signal the exporter, which is another user's."""
 WITHOUT_RESOURCE = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource")
@@ -103,7 +108,7 @@ def test_an_exporter_that_is_killed_before_it_serves(before: Sequence[str]) -> N
         ("ENOMEM", (SYS_BPF, BPF_MAP_CREATE), FAILED),
         ("EPERM", (SYS_BPF, BPF_MAP_CREATE), CANNOT),
         ("ENOMEM", (SYS_BPF, BPF_PROG_LOAD), FAILED),
-        ("EMFILE", (SYS_BPF, 17), FAILED),  # BPF_RAW_TRACEPOINT_OPEN
+        ("EMFILE", (SYS_BPF, BPF_RAW_TRACEPOINT_OPEN), FAILED),
         ("ENFILE", (SYS_PERF_EVENT_OPEN,), FAILED),
     ],
 )
@@ -130,18 +135,31 @@ def test_a_program_that_the_kernel_refuses_is_no_lack_of_the_host(tmp_path: Path
 
 def test_futex_calls_that_no_hook_can_show_leave_the_rest(tmp_path: Path) -> None:
     """A tracepoint of a system call is attached to a perf event. What the other programs need is not."""
-    config = {"programs": {"futex": {"mode": "calls", "mechanism": "tracepoint"}}}
-    daemon = Lockd(tmp_path, config, [*refusing("EPERM", SYS_PERF_EVENT_OPEN), *CHECKOUT])
+    config = {"programs": {"futex": BY_TRACEPOINTS}}
+    expected = {"futex": False, "offcpu": True, "kernel_locks": True}
+    assert attached(tmp_path, config, refusing("EPERM", SYS_PERF_EVENT_OPEN)) == expected
+
+
+def test_switches_that_no_hook_can_show_leave_the_rest(tmp_path: Path) -> None:
+    """The code for switches is compiled all the same, because the sampler reads its maps. The macros that are
+    defined for its hooks are missing then."""
+    config = {"programs": {"futex": BY_TRACEPOINTS, "kernel_locks": {"enabled": False}}}
+    expected = {"futex": True, "offcpu": False, "kernel_locks": False}
+    assert attached(tmp_path, config, refusing("EPERM", SYS_BPF, BPF_RAW_TRACEPOINT_OPEN)) == expected
+
+
+def attached(directory: Path, config: dict[str, Any], before: Sequence[str | Path]) -> dict[str, bool]:
+    """Return by program whether any of its hooks is attached, for a daemon that these words start."""
+    daemon = Lockd(directory, config, [*before, *CHECKOUT])
     try:
         metrics = daemon.metrics()
     finally:
         code = daemon.stop()
     assert code == 0, "".join(daemon.log)
-    attached = {
+    return {
         program: metrics.sum("lockd_hook_attached", program=program) > 0
         for program in ("futex", "offcpu", "kernel_locks")
     }
-    assert attached == {"futex": False, "offcpu": True, "kernel_locks": True}
 
 
 def test_few_descriptors_are_made_more(tmp_path: Path, hooks: str) -> None:

@@ -175,6 +175,71 @@ static __always_inline u8 end_of_user_wait(struct thread *t)
 }
 
 #ifndef TRACE
+/* The struct of the GIL begins with four words, the second of which is the pointer at `last_holder`. Then
+ * come two pairs of a condition variable and a mutex of glibc. Threads that want the GIL wait on the first
+ * pair, and a thread that has given up the GIL waits on the second. The numbers are offsets in bytes from the
+ * beginning of the struct, on x86-64: of the words on which threads sleep, in the condition variables of any
+ * version of glibc. GIL_END is the size of the struct or more. */
+#define GIL_WANTED 64
+#define GIL_WANTED_END 80
+#define GIL_SWITCHES 152
+#define GIL_SWITCHES_END 168
+#define GIL_END 224
+
+/* A thread that has waited for the GIL for some milliseconds asks the holder to give it up, and waits again.
+ * Until the GIL is given up, no thread is charged with such waits. They are added up here, by process. */
+struct gil_waits {
+    u64 waited; /* ns */
+    u64 last; /* time at which the last of the waits ended */
+    u32 tid; /* the thread whose wait ended at `last` */
+    u32 pad;
+};
+
+#define GIL_ASKED_NS 100000 /* within this time after a thread has asked, the holder gives up the GIL */
+#define GIL_WAITS_NS 1000000000 /* if `last` is longer ago than this, the GIL was given up unseen */
+
+BPF_TABLE("lru_hash", u32, struct gil_waits, gil_waits, CPYTHONS_ENTRIES);
+
+/* Return the offset in bytes, in the struct of the GIL, of the word on which `t` waits; GIL_END if it waits
+ * for anything else. By their arguments, waits for the GIL are waits for a condition variable. */
+static __always_inline u64 place_in_gil(struct thread *t)
+{
+    u32 tgid = t->tgid;
+
+    if (t->call.guess != KIND_COND)
+        return GIL_END;
+    struct cpython *vm = cpythons.lookup(&tgid);
+    u64 at = vm ? t->call.uaddr - (vm->last_holder - sizeof(u64)) : GIL_END;
+    return at < GIL_END ? at : GIL_END;
+}
+
+/* Add up a wait of the thread `tid`, whose entry is `t`, for the GIL. The wait has ended at `now` after
+ * `waited` ns, but not because the GIL was given up. */
+static __always_inline void add_gil_wait(u32 tid, struct thread *t, u64 waited, u64 now)
+{
+    u32 tgid = t->tgid;
+    struct gil_waits none = {}, *sum = gil_waits.lookup_or_try_init(&tgid, &none);
+
+    if (!sum)
+        return;
+    add_to(&sum->waited, waited);
+    sum->last = now;
+    sum->tid = tid;
+}
+
+/* The current thread `tid` gives up the GIL at `now`. `sum` says for how long threads have waited for the
+ * GIL. Reset it, and return for how many ns they have waited because of this thread. */
+static __always_inline u64 take_gil_waits(u32 tid, struct gil_waits *sum, u64 now)
+{
+    s64 waited = sum->waited;
+
+    if (waited <= 0) /* below 0 for a short time if two CPUs have reset it at once */
+        return 0;
+    add_to(&sum->waited, -waited);
+    /* If the last wait is too old, or was one of this thread, another thread has given up the GIL unseen. */
+    return now - sum->last < GIL_WAITS_NS && sum->tid != tid ? waited : 0;
+}
+
 /* Report a sample of a release by the current thread, with a capture of this thread. */
 static __always_inline void output_user_release(void *ctx, struct release *release)
 {
