@@ -201,7 +201,9 @@ struct gil_waits {
 BPF_TABLE("lru_hash", u32, struct gil_waits, gil_waits, CPYTHONS_ENTRIES);
 
 /* Return the offset in bytes, in the struct of the GIL, of the word on which `t` waits; GIL_END if it waits
- * for anything else. By their arguments, waits for the GIL are waits for a condition variable. */
+ * for anything else. By their arguments, waits for the GIL are waits for a condition variable. Waits for the
+ * mutexes in the struct are not recognised: they look like waits for any lock, each of which would then need
+ * a look-up, and mostly the wait that follows shows the same. */
 static __always_inline u64 place_in_gil(struct thread *t)
 {
     u32 tgid = t->tgid;
@@ -259,9 +261,9 @@ static __always_inline void output_user_release(void *ctx, struct release *relea
 
 /* The current thread `tid`, whose entry is `t`, begins to wait at `now`, on the word at the offset `place` in
  * the struct of the GIL. If this shows that it gives up the GIL, charge it with the waits of the threads that
- * have asked for the GIL. A thread that has the GIL, and is asked for it, first waits for the mutex in the
- * struct. Then it gives up the GIL, waits until another thread has got it, and waits for the GIL. Perhaps
- * only one of these waits is seen: a thread that has asked may find the GIL free before it sleeps again. */
+ * have asked for the GIL. A thread that has the GIL, and is asked for it, gives it up, waits until another
+ * thread has got it, and waits for the GIL. Perhaps only one of these waits is seen: a thread that has asked
+ * may find the GIL free before it sleeps again. */
 static __always_inline void give_up_gil(void *ctx, u32 tid, struct thread *t, u64 place, u64 now)
 {
     bool has_given_up = place >= GIL_SWITCHES && place < GIL_SWITCHES_END;
