@@ -182,6 +182,15 @@ def _others() -> dict[str, Script]:
             ROUNDS,
             NAMED_LATER_MS,
         ),
+        "semaphore waited for by its holder, released by another": Script(
+            {
+                "taker": "down semaphore, down semaphore, mutex_lock mutex, held 0 semaphore, "
+                "mutex_unlock mutex",
+                "releaser": f"asleep 1 semaphore, {hold}, up semaphore, held 1 mutex, {hold}, up semaphore",
+            },
+            ROUNDS,
+            NAMED_LATER_MS,
+        ),
         "semaphore waited for, released by another": Script(
             {
                 "holder": f"down semaphore, asleep 1 semaphore, {hold}, up semaphore",

@@ -33,6 +33,7 @@ struct kernel_hold_value {
 };
 
 #define NESTED 4 /* a thread may hold a read lock or a counting semaphore several times */
+#define WAITS_FOR_SEMAPHORE 2 /* `asked` once the thread is seen to wait; for other locks it stays 1 */
 
 struct kernel_holding_key {
     u64 lock;
@@ -46,7 +47,7 @@ struct kernel_holding {
     u32 tgid;
     u8 depth;
     u8 type; /* enum lock_type */
-    u8 asked; /* 1: asked for once more, and not yet known to be held */
+    u8 asked; /* not 0: asked for once more, and not yet known to be held */
     u8 untimed; /* 1: the lock was waited for, and the end of the wait is not known */
 #ifdef TRACE
     u64 stacks[NESTED]; /* stacks that took the lock or asked for it, as in `since` */
@@ -378,7 +379,8 @@ static __always_inline u32 holder_of(u64 lock, u32 type)
 static __always_inline int released(u64 lock, u32 type)
 {
     u64 now = bpf_ktime_get_ns();
-    struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
+    u32 tid = bpf_get_current_pid_tgid();
+    struct kernel_holding_key at = {.lock = lock, .tid = tid};
     struct kernel_holding *holding = kernel_holding.lookup(&at);
 
     if (!holding) {
@@ -391,7 +393,10 @@ static __always_inline int released(u64 lock, u32 type)
             lose(LOSS_KERNEL_HOLDS__TAKEN_UNSEEN);
         return 0;
     }
-    u32 was_asked = holding->asked;
+    /* If another thread releases a semaphore for which its holder waits once more, what ends is a hold from
+     * before the wait. (If the holder itself releases it, the end of its wait was not seen.) */
+    bool waits = holding->asked == WAITS_FOR_SEMAPHORE && holding->depth && at.tid != tid;
+    u32 was_asked = holding->asked && !waits;
     u32 depth = holding->depth + (was_asked ? 0 : -1);
     u64 since = holding->since[depth & (NESTED - 1)];
     bool is_timed = !(was_asked && holding->untimed);
@@ -399,7 +404,13 @@ static __always_inline int released(u64 lock, u32 type)
     if (!is_timed)
         lose(LOSS_KERNEL_HOLDS__RETURN_MISSED);
     count_hold(&at, holding, depth, was_asked, now > since ? now - since : 0, is_timed);
-    if (depth) {
+    if (waits) {
+        holding->depth = depth;
+        holding->since[depth & (NESTED - 1)] = holding->since[(depth + 1) & (NESTED - 1)];
+#ifdef TRACE
+        STACK_AT(holding, depth) = STACK_AT(holding, depth + 1);
+#endif
+    } else if (depth) {
         holding->depth = depth;
         holding->asked = 0;
     } else {
@@ -479,7 +490,12 @@ static __always_inline void hold_settled(u64 lock, u64 now, bool got_it)
 /* The current thread has to wait for the semaphore that it asked for: remove it from the takers. */
 static __always_inline void hold_waits(u64 lock)
 {
-    replace_taker(lock, bpf_get_current_pid_tgid(), 0);
+    struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
+    struct kernel_holding *holding = kernel_holding.lookup(&at);
+
+    if (holding && holding->asked)
+        holding->asked = WAITS_FOR_SEMAPHORE;
+    replace_taker(lock, at.tid, 0);
 }
 
 /* The current thread waits for the lock, and the end of the wait will not be seen. */
