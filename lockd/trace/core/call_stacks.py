@@ -44,8 +44,8 @@ class CallStacks:
     a number of its own.
 
     Memory is bounded. If stacks come faster than they can be unwound, or if there are too many of them, some
-    stacks are lost: they have the frames LOST. `lost` counts the lost stacks that BPF programs have taken. A
-    stack that came too early can come again, and is then no longer lost.
+    stacks are lost: they have the frames LOST, and `lost` counts them. A stack that a BPF program took too
+    early can come again, and is then no longer lost.
     """
 
     def __init__(self, shown: FrameFormat = FUNCTIONS) -> None:
@@ -64,7 +64,7 @@ class CallStacks:
         """Numbers for add_unwound() and add_sleeping(), from 2 on. The numbers that programs give are hashes
         of 64 bits, which are hardly ever so small."""
         self.lost = 0
-        """How often this object had no room for a stack that BPF programs have taken."""
+        """How often this object had no room for a stack."""
 
     @property
     def backlog(self) -> int:
@@ -161,6 +161,7 @@ class CallStacks:
             self._queue.append(number)
         else:
             self._user[number] = LOST if user else ()
+            self.lost += user is not None
         self._kernel[number] = kernel
         return number
 

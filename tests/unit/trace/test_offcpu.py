@@ -10,7 +10,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from lockd.trace.core.call_stacks import LOST_STACK, CallStacks
+from lockd.names.unwind.capture import Capture
+from lockd.trace.core import call_stacks
+from lockd.trace.core.call_stacks import LOST, LOST_STACK, CallStacks
 from lockd.trace.core.session import OLDER_WAITS_LOST, Session
 from lockd.trace.offcpu import offcpu, older_waits
 from lockd.trace.offcpu.absences import NOBODY, Absences, Place, Times
@@ -121,6 +123,17 @@ def test_an_older_wait_for_which_the_map_has_no_room_is_lost(
     monkeypatch.setattr(older_waits, "blocked_thread", lambda _: thread)
     OlderWaits(session, None, False, False).enter((), (6,))
     assert session.own_losses[OLDER_WAITS_LOST] == lost
+
+
+def test_a_stack_of_an_older_wait_that_there_is_no_room_for_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_stacks, "MOST_CAPTURED", 1)
+    stacks, capture = CallStacks(), Capture((), b"", (), 0)
+    monkeypatch.setattr(stacks.names, "read_mappings", lambda _: None)
+    stacks.add_sleeping(5, None, ())
+    stacks.add_sleeping(5, capture, ())
+    assert stacks.lost == 0
+    assert stacks.user(stacks.add_sleeping(5, capture, ())) == LOST
+    assert stacks.lost == 1
 
 
 def test_a_side_that_was_not_asked_for_is_not_shown() -> None:
