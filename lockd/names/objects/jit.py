@@ -138,11 +138,11 @@ class JitNames:
             found = {path: (a.st_ino, a.st_size, a.st_mtime_ns) for path, a in about.items()}
             if found == self._read:
                 return False
-            self._read = found
             functions = _Functions()
             for path in found:
                 read = _read_dump if path.endswith(b".dump") else _read_map
                 read(opened[path], about[path].st_size, functions)
+            self._read = found
             before = self._starts, self._functions
             self._starts, self.memory = functions.sorted(), functions.memory
             self._functions = [functions.found[start][:2] for start in self._starts]

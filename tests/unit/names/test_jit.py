@@ -134,6 +134,23 @@ def test_a_map_that_has_no_names_yet_is_no_reading(process: Path) -> None:
     assert (named(names, 0x1000), names.reads) == ("one", 1)
 
 
+def test_a_map_that_could_not_be_read_is_read_again(process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For instance because there was no memory for a moment. The file may never change again."""
+    path = process / "root/tmp/perf-3.map"
+    path.write_text("1000 20 one\n")
+    clock = Clock()
+    names = JitNames(process, clock)
+
+    def fail(*_: int) -> bytes:
+        raise OSError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fail)
+        assert named(names, 0x1000) == ""
+    clock.now = CHECK_SECONDS
+    assert (named(names, 0x1000), names.reads) == ("one", 1)
+
+
 def test_a_line_that_is_still_being_written_is_no_name(process: Path) -> None:
     (process / "root/tmp/perf-3.map").write_text("1000 20 one\n2000 20 tw")
     names = JitNames(process)
