@@ -468,14 +468,17 @@ class WaitSamples(SampleCounts):
         self._begun[tid] = _Begun(int(seen["began"]), stack)
 
     def _note_end(self, seen: Any, record: memoryview, now: float, tick: int) -> None:
-        waker, weight_ns = int(seen["waker"]), int(seen["weight"])
-        begun = self._begun.pop(int(seen["tid"]), None)
+        tid, waker, weight_ns = int(seen["tid"]), int(seen["waker"]), int(seen["weight"])
+        begun = self._begun.get(tid)
         process, is_wanted = self._identify(seen["who"])
-        if not is_wanted or weight_ns > MOST_WEIGHT_NS:  # too large: an incomplete record (RingReader)
+        # The record may have the content of an older one (see RingReader), whose weight may be impossible, or
+        # which may be of an older wait. Then the thread still is in the wait that has begun.
+        if not is_wanted or weight_ns > MOST_WEIGHT_NS:
             return
         if begun is None or begun.began_ns != int(seen["began"]) or len(self._waiting) >= MOST_WAITING:
             self._refuse(weight_ns)
             return
+        del self._begun[tid]
         of_waker, stack = "", NamedStack(now, (), ())
         if seen["is_woken"]:
             of_waker = self._comm(waker) if waker else INTERRUPT

@@ -12,7 +12,7 @@ from lockd.names.client import Resolver
 from lockd.names.protocol import Question, StackAnswer, ThreadCaptured
 from lockd.sample import wait_samples
 from lockd.sample.aggregates.wait_stacks import CallStack
-from lockd.sample.locks.releases import ANSWER_SECONDS, SampleCounts, SamplePace
+from lockd.sample.locks.releases import ANSWER_SECONDS, MOST_WEIGHT_NS, SampleCounts, SamplePace
 from lockd.sample.locks.runtimes import CPYTHON, RuntimePlaces
 from lockd.sample.wait_samples import (
     AGAIN_SECONDS,
@@ -406,3 +406,15 @@ def test_a_wait_that_has_ended_without_a_sample_is_forgotten() -> None:
     assert set(samples._begun) == {1, 2}
     samples.forget_ended_waits((tids, threads))
     assert set(samples._begun) == {1, 2}
+
+
+@pytest.mark.parametrize(("began", "weight_ns"), [(200, MOST_WEIGHT_NS + 1), (100, 1000)])
+def test_a_record_of_another_wait_does_not_end_the_one_that_has_begun(began: int, weight_ns: int) -> None:
+    """On arm64 a new record may be read with the content of an older one."""
+    samples = WaitSamples.__new__(WaitSamples)
+    SampleCounts.__init__(samples, cast("Any", None), SamplePace(1, 0.0))
+    samples._begun, samples._waiting = {1: _Begun(200, NamedStack(0.0, (), ()))}, []
+    samples._identify = cast("Any", lambda _: (None, True))
+    fields = {"tid": 1, "waker": 0, "weight": weight_ns, "began": began, "who": 0}
+    samples._note_end(fields, memoryview(b""), 0.0, 0)
+    assert (set(samples._begun), samples.taken) == ({1}, 0)
