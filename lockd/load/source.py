@@ -261,8 +261,8 @@ def _without_prefix(members: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(member.removeprefix(prefix).lower() for member in members)
 
 
-OF_AN_ARCHITECTURE = ("NR_FUTEX", "NR_RESTART", "NR_CLONE", "NR_EPOLL")
-"""Beginnings of the names of macros for system calls that have other numbers on other architectures."""
+OF_AN_ARCHITECTURE = ("NR_FUTEX", "NR_RESTART", "NR_CLONE", "NR_EPOLL", "PTHREAD_MUTEX_BYTES")
+"""Beginnings of the names of macros that have other numbers on other architectures."""
 
 
 def _constants(text: str) -> dict[str, int]:

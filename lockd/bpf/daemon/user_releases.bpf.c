@@ -178,12 +178,12 @@ static __always_inline u8 end_of_user_wait(struct thread *t)
 /* The struct of the GIL begins with four words, the second of which is the pointer at `last_holder`. Then
  * come two pairs of a condition variable and a mutex of glibc. Threads that want the GIL wait on the first
  * pair, and a thread that has given up the GIL waits on the second. The numbers are offsets in bytes from the
- * beginning of the struct, on x86-64: of the words on which threads sleep, in the condition variables of any
- * version of glibc. GIL_END is the size of the struct or more. */
+ * beginning of the struct: of the words on which threads sleep, in the condition variables of any version of
+ * glibc. GIL_END is the size of the struct or more. */
 #define GIL_WANTED 64
 #define GIL_WANTED_END 80
-#define GIL_SWITCHES 152
-#define GIL_SWITCHES_END 168
+#define GIL_SWITCHES (112 + PTHREAD_MUTEX_BYTES)
+#define GIL_SWITCHES_END (128 + PTHREAD_MUTEX_BYTES)
 #define GIL_END 224
 
 /* A thread that has waited for the GIL for some milliseconds asks the holder to give it up, and waits again.

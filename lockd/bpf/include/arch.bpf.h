@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Differences between architectures: saved user registers and system call numbers. */
+/* Differences between architectures: saved user registers, system call numbers and a struct of glibc. */
 
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
 #define NR_FUTEX 98
@@ -10,6 +10,8 @@
 #define NR_RT_SIGQUEUEINFO 138
 #define NR_RT_TGSIGQUEUEINFO 240
 
+#define PTHREAD_MUTEX_BYTES 48 /* sizeof(pthread_mutex_t) */
+
 #else
 #define NR_FUTEX 202
 #define NR_RESTART_SYSCALL 219
@@ -18,6 +20,8 @@
 #define NR_EPOLL_PWAIT 281
 #define NR_RT_SIGQUEUEINFO 129
 #define NR_RT_TGSIGQUEUEINFO 297
+
+#define PTHREAD_MUTEX_BYTES 40
 
 #define USER64_CODE_SEGMENT 0x33
 #define NR_COMPAT_FUTEX 240 /* futex() of 32-bit programs */
