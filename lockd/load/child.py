@@ -25,6 +25,9 @@ LOADER_TIMEOUT = 300.0
 """Seconds that the loader may take until it hands over its result; then it is killed. An emulated or
 overloaded host compiles for minutes. systemd ends a service that is so slow even earlier (TimeoutStartSec=,
 90 s by default)."""
+KILLED_SECONDS = 10.0
+"""Seconds that a loader which was killed may take to end. If it takes longer, it hangs in the kernel, and is
+not waited for."""
 LAST_WORDS_BYTES = 1 << 20
 """Bytes at the end of the loader's standard error that are relayed; what comes before is left out."""
 LOADER_FILE_BYTES = 64 << 20
@@ -67,7 +70,8 @@ class Loader:
         """Wait for the loader's end; return its manifest and descriptors.
 
         Raises an error of the class that the loader ended with, or else LockdError. The message is the end of
-        the loader's standard error, without what the loader logged.
+        the loader's standard error, without what the loader logged. If the loader took too long, this comes
+        first in the message.
         """
         self._socket.settimeout(LOADER_TIMEOUT)
         with self._socket, self._errors:
@@ -75,7 +79,10 @@ class Loader:
                 result = receive_result(self._socket)
             except TimeoutError:
                 self._child.kill()
-                raise LockdError(f"loader: nothing handed over within {LOADER_TIMEOUT:g} s") from None
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._child.wait(KILLED_SECONDS)
+                late = f"loader: nothing handed over within {LOADER_TIMEOUT:g} s"
+                raise LockdError("\n".join(filter(None, (late, self._last_words())))) from None
             except LockdError as error:
                 last_words = self._wait()
                 code = self._child.returncode
@@ -86,12 +93,16 @@ class Loader:
         return result
 
     def _wait(self) -> str:
-        """Wait for the loader's end and log what it logged; return all other lines of its standard error."""
+        """Wait for the loader's end; return its last words."""
         try:
             self._child.wait(LOADER_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
+        return self._last_words()
+
+    def _last_words(self) -> str:
+        """Log what the loader has logged; return all other lines of its standard error."""
         start = os.fstat(self._errors.fileno()).st_size - LAST_WORDS_BYTES
         self._errors.seek(max(start, 0))
         if start > 0:

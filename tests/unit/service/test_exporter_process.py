@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,33 @@ def test_a_loader_that_prints_without_end_fills_no_memory(
         Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", "blocked", ())).result()
     logged = sum(len(record.message) for record in caplog.records)
     assert 0 < logged < 2 * child.LAST_WORDS_BYTES
+
+
+SLOW = """
+import sys, time
+sys.stdin.buffer.read()
+print("INFO:compiling", file=sys.stderr)
+print("a message of clang", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_loader_that_takes_too_long_is_killed_and_heard(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = tmp_path / "loader.py"
+    script.write_text(SLOW)
+    monkeypatch.setattr(isolation, "command", lambda module: [sys.executable, str(script)])
+    caplog.set_level("INFO")
+    loader = Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", "blocked", ()))
+    while os.fstat(loader._errors.fileno()).st_size < len("INFO:compiling\na message of clang\n"):
+        assert loader._child.poll() is None
+        time.sleep(0.01)
+    monkeypatch.setattr(child, "LOADER_TIMEOUT", 0.01)
+    with pytest.raises(LockdError, match=r"^loader: nothing handed over within 0.01 s\na message of clang$"):
+        loader.result()
+    assert [record.message for record in caplog.records] == ["loader: compiling"]
+    assert loader._child.returncode == -signal.SIGKILL
 
 
 NO_MANIFEST = b'{"enums": []}'
