@@ -55,6 +55,9 @@ REQUEST_SETTLED = b"s"
 """Request for an answer as soon as everything that happened before the request is counted. The answer is
 SETTLED, without a block."""
 SETTLED = b"settled"
+MOST_SETTLING = 10_000
+"""Most requests of the kind REQUEST_SETTLED that may wait for an answer at a time. The exporter makes no more
+of them, and the sampler ignores any more."""
 
 DIGEST_BYTES = 32
 

@@ -18,6 +18,7 @@ from lockd.errors import LockdError
 from lockd.messages import (
     ALIVE,
     HERE,
+    MOST_SETTLING,
     NOT_RELOADED,
     PING,
     RELOAD,
@@ -98,10 +99,16 @@ class SamplerLink:
     async def wait_until_settled(self) -> None:
         """Wait until the next answers include everything that happened before the call.
 
-        Raises SamplerError if the sampler is gone, or does not answer within SETTLED_TIMEOUT seconds.
+        Raises SamplerError if the sampler is gone, does not answer within SETTLED_TIMEOUT seconds, or has
+        MOST_SETTLING such requests to answer already, among them those of callers that have given up.
         """
         if self.closed.is_set():
             raise _gone("the control socket is closed")
+        if len(self._settling) >= MOST_SETTLING:
+            raise SamplerError(
+                f"sampler: {len(self._settling)} requests wait already until everything is counted;"
+                f" rule: at most {MOST_SETTLING}"
+            )
         is_counted: asyncio.Future[None] = self._loop.create_future()
         # Retrieves the exception even if the caller has given up; else asyncio would log it.
         is_counted.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from lockd.messages import (
     HERE,
+    MOST_SETTLING,
     REQUEST_DETAIL,
     REQUEST_METRICS,
     REQUEST_SETTLED,
@@ -35,8 +36,6 @@ might not fit into the maps."""
 LONGEST_PAUSE = NS
 """Nanoseconds between two calls of `after_tick`, at most. Neither systemd's watchdog nor the replacement of
 an exporter that hangs can wait for ticks that are many seconds apart."""
-SETTLING = 10_000
-"""Most requests of the kind REQUEST_SETTLED that can wait for an answer at a time."""
 
 
 class Loop:
@@ -138,8 +137,9 @@ class Loop:
             self._send(control, self._sampler.details())
         elif message == REQUEST_WAITS:
             self._send(control, self._sampler.wait_stacks())
-        elif message == REQUEST_SETTLED and len(self._settling) < SETTLING:
-            self._settling.append((control, self._sampler.begin_settling()))
+        elif message == REQUEST_SETTLED:
+            if len(self._settling) < MOST_SETTLING:
+                self._settling.append((control, self._sampler.begin_settling()))
         else:
             self._on_message(message)
         return message in (REQUEST_METRICS, REQUEST_DETAIL, REQUEST_WAITS)

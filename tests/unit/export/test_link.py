@@ -221,6 +221,28 @@ def test_what_never_settles(monkeypatch: pytest.MonkeyPatch) -> None:
     play(test)
 
 
+def test_a_request_that_the_sampler_would_ignore_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers that have given up count, as the sampler has yet to answer their requests."""
+    monkeypatch.setattr(sampler_link, "MOST_SETTLING", 2)
+
+    async def test(link: SamplerLink, sampler: socket.socket) -> None:
+        first, second = (asyncio.ensure_future(link.wait_until_settled()) for _ in range(2))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        with pytest.raises(SamplerError, match=r"2 requests wait already .*; rule: at most 2"):
+            await link.wait_until_settled()
+        assert [waiting(sampler) for _ in range(3)] == [REQUEST_SETTLED, REQUEST_SETTLED, b""]
+        sampler.send(SETTLED)
+        sampler.send(SETTLED)
+        await second
+        later = asyncio.ensure_future(link.wait_until_settled())
+        await asyncio.sleep(0.01)
+        sampler.send(SETTLED)
+        await later
+
+    play(test)
+
+
 def test_a_time_limit_as_before_python_3_11(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Python 3.11, asyncio raised a TimeoutError of its own, not the builtin one."""
 
