@@ -251,7 +251,7 @@ def _print_steps(session: Session, older: int, still_open: int) -> None:
         "calls that began": steps["began"],
         "calls restarted after a stop": steps["restarted"],
         "calls that ended": steps["ended"],
-        "calls whose threads were killed": steps["killed"],
+        "calls counted without their exit": steps["killed"],
         "calls still open": still_open,
         "calls lost, as too many threads wait": lost,
         "calls in which the thread was switched out": steps["switched_out"],
