@@ -92,15 +92,19 @@ struct takers {
     u32 tids[TAKERS];
 };
 
-/* Semaphores come and go without an event, those of XFS' buffers by the thousand. So the map drops old
- * entries. */
+/* Semaphores come and go without an event, those of XFS' buffers by the thousand. So only those that are held
+ * or asked for have an entry. One that goes away meanwhile leaves its entry behind, and the map drops old
+ * entries. It should drop no other: if another thread then released the semaphore, the entry in
+ * `kernel_holding` would stay for ever. */
 BPF_TABLE("lru_hash", u64, struct takers, semaphore_takers, SEMAPHORE_TAKERS_ENTRIES);
 
 /* Replace the first `from` among the takers of a semaphore by `to`. With 0 as `from` a taker is added, and
- * with 0 as `to` one is removed. */
+ * with 0 as `to` one is removed. The entry goes with the last taker. */
 static __always_inline void replace_taker(u64 lock, u32 from, u32 to)
 {
     struct takers *takers = semaphore_takers.lookup(&lock);
+    bool is_replaced = false;
+    u32 any = 0;
 
     if (!takers) {
         struct takers fresh = {.tids = {to}};
@@ -110,11 +114,14 @@ static __always_inline void replace_taker(u64 lock, u32 from, u32 to)
     }
 #pragma unroll
     for (int i = 0; i < TAKERS; i++) {
-        if (takers->tids[i] == from) {
+        if (!is_replaced && takers->tids[i] == from) {
             takers->tids[i] = to;
-            return;
+            is_replaced = true;
         }
+        any |= takers->tids[i];
     }
+    if (!any)
+        semaphore_takers.delete(&lock);
 }
 
 static __always_inline u32 any_taker(u64 lock)
