@@ -295,14 +295,18 @@ static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 n
     if (t->queued) /* its wake-up was not seen */
         leave_its_queue(NULL, task, tid, t, false, now);
 #endif
+#if defined(FUTEX_CALLS) || defined(FUTEX_WAITS)
+    /* After a return that was not seen the thread has run for an unknown time, but not before its wake-up. */
+    u64 until = !seen && t->woken_at ? t->woken_at : now;
+#endif
 #ifdef FUTEX_CALLS
     if (t->call.since && t->state != STATE_RUNNABLE) {
-        t->call_blocked += now - t->off_since;
+        t->call_blocked += until - t->off_since;
         count_step(STEP_RAN_AGAIN);
     }
 #elif defined(FUTEX_WAITS)
     if (t->call.since)
-        futex_wait_ended(task, t, now);
+        futex_wait_ended(task, t, until);
 #endif
 #ifdef WITH_WAIT_SAMPLES
     return_from_wait(task, tid, t, now);

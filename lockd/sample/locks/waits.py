@@ -282,7 +282,9 @@ class LockWaitReader:
         return Waits(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def _in_user_space(self, user_locks: UserLocks, tids: Columns, threads: Columns) -> tuple[Columns, ...]:
-        call, blocked = threads["call"], self._states.is_in_futex(threads)
+        # A thread that was woken may run: some kernels call no program when certain threads get a CPU.
+        blocked = self._states.is_in_futex(threads) & (threads["woken_at"] < threads["off_since"])
+        call = threads["call"]
         tgids, addresses = threads["tgid"][blocked], call["uaddr"][blocked]
         kinds = user_locks.correct_kinds(tgids, addresses, call["kind"][blocked])
         families = user_locks.families(tgids, addresses, kinds)

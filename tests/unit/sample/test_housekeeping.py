@@ -35,7 +35,12 @@ SOURCE = assemble([*(f"include/{name}.bpf.h" for name in INCLUDED), "daemon/fute
 CONTROL = [(name, "u4") for name in ("window", "restraint", "is_timed", "sampler", "exporter")]
 CALL = [("since", "u8"), ("uaddr", "u8"), ("kind", "u1"), ("guess", "u1"), ("restart", "u1")]
 THREAD = np.dtype(
-    [("off_since", "u8"), ("thread_pointer", "u8"), ("tgid", "u4"), ("state", "u1"), ("call", CALL)]
+    [
+        *((name, "u8") for name in ("off_since", "woken_at", "thread_pointer")),
+        ("tgid", "u4"),
+        ("state", "u1"),
+        ("call", CALL),
+    ]
 )
 TGID, OTHER = 70, 80
 
@@ -263,6 +268,10 @@ def test_a_survey_for_deadlocks_reads_threads_again_only_if_one_waits_for_a_lock
     assert threads.reads == (2 if address else 1)
     assert sampler._deadlocks.has_waits == bool(address)
     assert set(sampler._last_seen.tolist()) == {TGID, OTHER, 90}
+    threads.threads["woken_at"][-1] = time.monotonic_ns()
+    sampler._survey(time.monotonic(), is_whole=False)
+    assert not sampler._deadlocks.has_waits, "a thread that was woken may run"
+    threads.threads["woken_at"][-1] = 0
     threads.busy.add(90)
     sampler._survey(time.monotonic(), is_whole=False)
     assert not sampler._deadlocks.has_waits, "an entry that changes is not believed"
