@@ -149,7 +149,9 @@ label `lock`:
 PARKING_ELSEWHERE = """\
 `names.parked` in the configuration names others, such as `["pooled:gate"]`. For an array of locks, the name
 of the array means all of them. A lock on the heap is called by the function that takes it. In a program
-without symbols that name may be only an offset, which changes with each build.
+without symbols that name may be only an offset, which changes with each build. Brackets are special in
+patterns, but a whole name such as `"[java]:com.shop.Gate"` means itself. The pattern for all classes of a
+package is `"[[]java]:com.shop.*"`.
 
 Only names identify such locks, because no behaviour does so for certain. If the holder keeps the lock and
 runs on, it may also have forgotten to release it. If a thread always waits in one place and does nothing with

@@ -276,10 +276,14 @@ def is_pool(variable: str) -> bool:
 def is_parked_on(lock: str, patterns: Sequence[str]) -> bool:
     """Whether idle threads park on a lock: its name matches a shell pattern of PARKED or of `patterns`.
 
-    A pattern also matches a name that has an offset behind it, such as `+0x18`.
+    A pattern that is equal to a name stands for that name: brackets are special in patterns, so that the
+    pattern `[java]:com.shop.Gate` does not match itself. A pattern also matches a name that has an offset
+    behind it, such as `+0x18`.
     """
     names = lock, re.sub(r"(:.*)\+0x[0-9a-f]+$", r"\1", lock)
-    return any(fnmatchcase(name, pattern) for name in names for pattern in (*PARKED, *patterns))
+    return any(
+        name == pattern or fnmatchcase(name, pattern) for name in names for pattern in (*PARKED, *patterns)
+    )
 
 
 def is_end(function: str) -> bool:

@@ -316,3 +316,9 @@ def test_locks_that_threads_park_on() -> None:
     assert not is_parked_on("app:gate", ()) and not is_parked_on("app:io_threads_mutex_of_another", ())
     assert is_parked_on("app:gate+0x40", ("app:gate",)) and is_parked_on("app:gate+0x40", ("*+0x40",))
     assert not is_parked_on("app+0x40", ("app",)), "it is not part of a variable that is so called"
+
+
+def test_brackets_in_the_name_of_a_parked_lock_are_not_only_a_pattern() -> None:
+    gate = "[java]:com.shop.Gate"
+    assert is_parked_on(gate, (gate,)) and is_parked_on(gate, ("[[]java]:com.shop.*",))
+    assert not is_parked_on(f"{gate}2", (gate,))
