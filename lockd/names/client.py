@@ -397,7 +397,8 @@ class Resolver:
         self._end_namer()
         culprit = self._outstanding.popleft() if self._outstanding else None
         about = culprit.description if culprit else "nothing"
-        if tgid > 0 and f"process {tgid}" not in about:  # that process came from the ring, not a question
+        # The process may have come from the ring of blocked processes, and not from the question.
+        if tgid > 0 and tgid != getattr(culprit, "tgid", 0):
             about = f"process {tgid}" + (f", before {about}" if culprit else "")
         log.error("namer: %s, while looking at %s; starting another", gone, about)
         if tgid > 0:

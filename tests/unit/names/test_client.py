@@ -279,6 +279,26 @@ def test_a_namer_that_dies_is_replaced_and_only_its_question_is_lost(
     assert "ended by SIGKILL, while looking at the kernel's lock 0xffffffffc0001000" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("tgid", "about"),
+    [
+        (12, "process 12, before the lock 0x1000 of process 123;"),
+        (123, "the lock 0x1000 of process 123;"),
+    ],
+    ids=["another process", "the process of the question"],
+)
+def test_the_process_that_a_lost_namer_looked_at_is_in_the_log(
+    tgid: int, about: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolver = Resolver(Path("/proc"))
+    resolver._namer = talker = Talker()  # type: ignore[assignment]  # no process
+    assert resolver.ask(UserLockSeen(1, 123, 123, 0x1000, "lock")) and resolver.answers() == []
+    talker.bench.turn = (tgid, 0)
+    talker.says = [b"nothing that can be read"]
+    assert len(resolver.answers()) == 1
+    assert f"while looking at {about}" in caplog.text
+
+
 SMALL = """
 import re, sys
 from pathlib import Path
