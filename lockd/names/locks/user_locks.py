@@ -351,7 +351,7 @@ class UserNames:
             site, labels = python.site or site, shown_stack(frames, python.functions)
             if family != GIL:
                 family, kind = python.family, python.kind
-        is_provisional = not (name or site) or (python is not None and not python.site)
+        is_provisional = not frames or not (name or site) or (python is not None and not python.site)
         shown = tuple(labels[:SHOWN_FRAMES])
         is_reused = python is not None and family != GIL
         interpreter = next(iter(process.pythons.values()), None) if python else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from lockd.kernel.maps import HashMap
 from lockd.names.client import Resolver
+from lockd.names.locks.user_locks import UserNames
 from lockd.names.protocol import LockAnswer, UserLockSeen
 from lockd.names.unwind.capture import REGISTERS
 from lockd.sample.locks.runtimes import HOTSPOT, RuntimePlaces
@@ -20,6 +22,7 @@ CAPTURE = np.dtype(
      ("frames", "u8", 24), ("tid", "u4"), ("tgid", "u4"), ("bytes", "u4"), ("stack", "u1", 64)]
 )  # fmt: skip
 SEEN = 1000.0
+KINDS = ("lock", "cond")
 
 
 class Namer:
@@ -46,9 +49,13 @@ class KnownLocks:
     """A stand-in for the map of captured locks. It notes the addresses of deleted entries."""
 
     key = KEY
+    value = np.dtype([("captured", "u8"), ("kind", "u1"), ("is_many", "u1"), ("pad", "u1", 6)])
 
     def __init__(self) -> None:
         self.deleted: list[int] = []
+
+    def update(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """Ignore which kinds the programs are told."""
 
     def delete(self, keys: np.ndarray) -> None:
         self.deleted += keys["uaddr"].tolist()
@@ -60,7 +67,7 @@ class Bench:
         self.locks = UserLocks(
             cast("Resolver", self.namer), cast("HashMap", self.known),
             RuntimePlaces(cast("HashMap", self.known), HOTSPOT), None,
-            ("lock", "cond"), lambda tgid: True, captured_again_ns=10**10, machine="x86_64",
+            KINDS, lambda tgid: True, captured_again_ns=10**10, machine="x86_64",
         )  # fmt: skip
 
     def capture(self, locks: dict[int, list[int]]) -> None:
@@ -70,6 +77,15 @@ class Bench:
         keys["tgid"] = captures["tgid"] = captures["tid"] = [tgid for tgid, _ in owners]
         keys["uaddr"] = [address for _, address in owners]
         self.locks.ask_captured([(keys, captures)], self.now)
+
+    def answer(self, **about: Any) -> None:
+        """Give the sampler an answer to the last question; `about` are attributes of the answer."""
+        self.locks.note_answer(LockAnswer(self.namer.keys[-1], True, **about))
+
+    def kind(self, address: int, guess: str) -> str:
+        """The kind under which a wait in process 7 counts whose calls look like `guess`."""
+        wait = np.array([7]), np.array([address], np.uint64), np.array([KINDS.index(guess)])
+        return KINDS[self.locks.correct_kinds(*wait)[0]]
 
     def tick(self) -> list[tuple[int, int]]:
         """Run a tick that drains no captures, and return its questions as pairs of process and address."""
@@ -150,3 +166,22 @@ def test_waits_for_locks_that_are_asked_for_later_are_held_back_too(bench: Bench
     assert len(bench.namer.asked) == CAPTURES_AT_ONCE
     columns = np.full(len(addresses), 7), np.array(addresses, np.uint64), np.zeros(len(addresses), np.int64)
     assert bench.locks.is_undecided(*columns, SEEN).all()
+
+
+def test_the_kind_of_a_variable_is_certain_only_with_a_stack(bench: Bench, tmp_path: Path) -> None:
+    """The calls of a rwlock look like those of a condition variable."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/maps").write_text("1000-2000 rw-p 00000000 08:01 10 /usr/bin/app\n")
+    wait = np.array([7]), np.array([0x1010], np.uint64), np.array([KINDS.index("cond")])
+    bench.locks.answered_rows(*wait, np.zeros(1), SEEN)
+    nothing_captured = vars(UserNames(tmp_path).name_lock(7, 7, 0x1010, "cond", None))
+    bench.answer(**nothing_captured)
+    assert bench.kind(0x1010, "cond") == "cond"
+    for now in (SEEN + 1, SEEN + 2):
+        (row,) = bench.locks.answered_rows(*wait, np.zeros(1), now)
+    assert bench.locks.name(row).lock == "app+0x10"
+    assert bench.namer.asked == [(7, 0x1010)], "without a capture it is asked for only once"
+    bench.answer(lock="app+0x10", site="app:read", kind="lock")
+    assert bench.kind(0x1010, "cond") == "lock"
+    bench.answer(**nothing_captured)
+    assert bench.kind(0x1010, "cond") == "lock"
