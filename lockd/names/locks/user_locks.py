@@ -112,7 +112,8 @@ class UserLock:
     stack: tuple[str, ...]
     family: str
     is_provisional: bool = False
-    """Whether another capture may tell more: nothing had a name, or Python frames were unreadable."""
+    """Whether another capture may tell more: the thread's stack is unknown, nothing had a name, Python frames
+    were unreadable, or so was the memory of HotSpot."""
     is_reused: bool = False
     is_many: bool = False
     hotspot: tuple[int, ...] = ()
@@ -269,19 +270,23 @@ class UserNames:
         places = unwind(process.space, capture) if capture else ()
         frames = self._frames(process, places)
         hotspot = self._hotspot(process, places, frames)
+        # A new namer has yet to find the places, without which HotSpot.wait() knows no classes.
+        layout = hotspot.places(capture.thread_pointer if capture else 0) if hotspot else None
         wait = hotspot.wait(address, guessed) if hotspot and address & FLAG else JavaWait()
         if wait.kind:
             lock = java_lock(wait, frames)
         else:
-            word = address if not address & FLAG else address & ADDRESS if is_word(address) else 0
+            is_number = bool(address & FLAG)
+            word = address if not is_number else address & ADDRESS if is_word(address) else 0
             stack = list(zip(places, frames, strict=False))
             lock = self._lock(process, tid, word, guessed, capture, stack)
+            if is_number and not word:  # the stack alone hardly tells what a thread of Java waits for
+                lock = replace(lock, is_provisional=True)
         if lock.kind in (LOCK, PI) and is_parked_on(lock.lock, self._parked):
             lock = replace(lock, kind=COND, family="park")
         if not hotspot:
             is_go = any(frame.function.startswith(GO_WAITS) for frame in frames)
             return replace(lock, advice=GO) if is_go else lock
-        layout = hotspot.places(capture.thread_pointer if capture else 0)
         process.note_names(time.monotonic())
         generation = process.generation % GENERATIONS
         return replace(

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from lockd.names.locks.locking_code import Frame
+from lockd.names.locks.user_locks import UserLock, UserNames
 from lockd.names.runtimes import hotspot
 from lockd.names.runtimes.hotspot import CLASS_BYTES, FLAG, MOST_STRUCTURES, STRUCTURE
+from lockd.names.unwind.capture import Capture
 from tests.fuzz import memory
 
 
@@ -80,3 +83,46 @@ def test_remembered_classes_are_in_the_estimate(tmp_path: Path, monkeypatch: pyt
         name = java.wait(FLAG | 1 << 32, "lock").name
         assert name == "com.Shop$Sku"
         assert java.memory == CLASS_BYTES + sys.getsizeof(name)
+
+
+NAMELESS_JVM = (("libc.so.6", "pthread_cond_wait"), ("libjvm.so", ""), ("libjvm.so", ""))
+"""The functions of any thread that waits in Java: the libjvm.so of distributions has no symbols."""
+PARKED_BY, SYMBOL = FLAG | 1 << 32, 0x7F0000060004
+"""The number of a wait for a class, and the address of the length of this class's name."""
+
+
+def first_answer(machine: bytes, monkeypatch: pytest.MonkeyPatch) -> UserLock:
+    """What a new namer says of a wait of the Java machine with this memory."""
+    java = memory.machine_of(machine)
+    frames = [Frame(of, function, f"{of}:{function or '+0x10'}") for of, function in NAMELESS_JVM]
+    monkeypatch.setattr(UserNames, "_frames", lambda *_: frames)
+    monkeypatch.setattr(UserNames, "_hotspot", lambda *_: java)
+    capture = Capture((0,) * 17, b"", (), memory.THREAD_POINTER)
+    return UserNames(memory.made_up_process().parent).name_lock(7, 7, PARKED_BY, "cond", capture)
+
+
+def test_the_first_answer_of_a_new_namer_knows_the_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one may have rested, or was lost. Programs go on to tell waits apart by numbers."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    memory.made_up_process.cache_clear()
+    (machine,) = memory.java_machines()
+    shop, lock = b"com/Shop$Sku", b"java/util/concurrent/locks/ReentrantLock$NonfairSync"
+    symbol = memory.PART.pack(SYMBOL, 4 + len(lock)) + struct.pack("<I", len(lock)) + lock
+    machine = machine.removesuffix(
+        memory.PART.pack(SYMBOL, 4 + len(shop)) + struct.pack("<I", len(shop)) + shop
+    )
+    found = first_answer(machine + symbol, monkeypatch)
+    assert (found.lock, found.kind) == ("[java]:java.util.concurrent.locks.ReentrantLock", "lock")
+    assert found.hotspot and not found.is_provisional
+
+
+def test_a_class_that_cannot_be_read_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    memory.made_up_process.cache_clear()
+    (machine,) = memory.java_machines()
+    found = first_answer(machine.removesuffix(b"com/Shop$Sku") + bytes(12), monkeypatch)
+    assert found.is_provisional
