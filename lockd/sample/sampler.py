@@ -155,6 +155,7 @@ class Sampler:
                 manifest.enums["futex_kind"],
                 self._may_be_wanted,
                 manifest.constants["CAPTURED_AGAIN_NS"],
+                procfs=procfs,
             )
             self.futex = FutexAggregates(*shared, self._user_locks)
             self._go_waits = GoMutexWaits(budget, self._name_of)

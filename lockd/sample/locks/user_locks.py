@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,22 +86,26 @@ class UserLocks:
         is_wanted: Callable[[int], bool],
         captured_again_ns: int,
         machine: str = os.uname().machine,
+        procfs: Path = Path("/proc"),
     ) -> None:
         """`kinds` are the names of enum futex_kind. `is_wanted(tgid)` is whether to name the process's locks.
 
         `known_locks` is a map that the programs read. They capture a lock again `captured_again_ns` after its
         last capture. `hotspots` and `cpythons` take what the namer finds out about processes; the
-        latter is None if the programs do not read the memory of CPython.
+        latter is None if the programs do not read the memory of CPython. `procfs` is the root of a proc file
+        system.
         """
         self._resolver = resolver
         self._known_locks = known_locks
         self._hotspots, self._cpythons = hotspots, cpythons
         self.advice: dict[int, str] = {}
         """Advice on a process (lockd.advice), by its id."""
+        self._advised_programs: dict[int, tuple[int, int]] = {}
+        """Device and inode of the program that a process with advice ran when the advice came, by its id."""
         self._kinds = list(kinds)
         self._is_wanted = is_wanted
         self._captured_again_ns = captured_again_ns
-        self._machine = machine
+        self._machine, self._procfs = machine, procfs
         self._postponed: list[tuple[Columns, Columns]] = []
         """The keys and values of captures that wait for the next tick."""
         self._corrections: set[tuple[int, int]] = set()
@@ -239,6 +244,8 @@ class UserLocks:
     def _note_process(self, tgid: int, answer: LockAnswer) -> None:
         if answer.advice:
             self.advice[tgid] = answer.advice
+            if program := self._program(tgid):
+                self._advised_programs[tgid] = program
         elif answer.hotspot:  # locks of a Java machine have names now
             self.advice.pop(tgid, None)
         if answer.hotspot and self._hotspots.of(tgid) != answer.hotspot:
@@ -246,6 +253,19 @@ class UserLocks:
             self._hotspots.write(tgid, answer.hotspot)
         if answer.cpython and self._cpythons:
             self._cpythons.write(tgid, answer.cpython)
+
+    def _program(self, tgid: int) -> tuple[int, int] | None:
+        """Device and inode of the program that a process runs; None if they cannot be read."""
+        try:
+            about = os.stat(self._procfs / str(tgid) / "exe")
+        except OSError:
+            return None
+        return about.st_dev, about.st_ino
+
+    def _runs_another_program(self, tgid: int) -> bool:
+        """Whether a process has called exec since the last advice on it."""
+        noted = self._advised_programs.get(tgid)
+        return noted is not None and self._program(tgid) not in (None, noted)
 
     def _forget_names(self, tgid: int, generation: int) -> None:
         """Forget the names of a Java machine's locks whose numbers (JAVA_WAIT_AT) have this generation.
@@ -390,6 +410,7 @@ class UserLocks:
     def forget_ended(self, alive: set[int], now: float) -> None:
         """Forget the locks of processes that have ended: their ids and addresses will be used again.
 
+        Advice is also forgotten if the process runs another program than that which the advice is on.
         A process with a wait in the last HELD_BACK_SECONDS counts as alive. It may have begun after `alive`
         was made, and the waits of a process that has ended may be held back.
         """
@@ -401,7 +422,14 @@ class UserLocks:
             self._known_locks.delete(self._map_key(int(row)))
         table["asked_at"][ended] = 0
         table.drop(np.flatnonzero(ended & (table["seen"] < now - FORGET_AFTER)))
-        self.advice = {tgid: advice for tgid, advice in self.advice.items() if tgid in alive}
+        self.advice = {
+            tgid: advice
+            for tgid, advice in self.advice.items()
+            if tgid in alive and not self._runs_another_program(tgid)
+        }
+        self._advised_programs = {
+            tgid: program for tgid, program in self._advised_programs.items() if tgid in self.advice
+        }
         self._resolver.forget_ended(alive)
 
     def _find_corrected(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -53,7 +54,7 @@ class Namer:
 class Told:
     """The locks of some processes, as the sampler knows them; each process has waited for one."""
 
-    def __init__(self, *tgids: int, number: int = CLASS) -> None:
+    def __init__(self, *tgids: int, number: int = CLASS, procfs: Path = Path("/proc")) -> None:
         self.known = Map(
             [("uaddr", "u8"), ("tgid", "u4"), ("guess", "u4")],
             [("captured", "u8"), ("kind", "u1"), ("is_many", "u1"), ("pad", "u1", 6)],
@@ -64,7 +65,7 @@ class Told:
         self._cpythons = RuntimePlaces(cast("HashMap", self.cpythons), CPYTHON)
         self.locks = UserLocks(
             cast("Resolver", Namer()), cast("HashMap", self.known), self._hotspots, self._cpythons,
-            KINDS, lambda tgid: True, captured_again_ns=10**10, machine="x86_64",
+            KINDS, lambda tgid: True, captured_again_ns=10**10, machine="x86_64", procfs=procfs,
         )  # fmt: skip
         self._keys: dict[int, int] = {}
         for tgid in tgids:
@@ -172,6 +173,28 @@ def test_advice_lasts_until_it_has_been_taken() -> None:
     assert told.advised() == {("", "comm8", GO): 1}
     told.locks.forget_ended({7}, LATER)
     assert not told.advised()
+
+
+def test_advice_ends_with_the_program_that_it_is_on(tmp_path: Path) -> None:
+    """The first process of a container is often a wrapper in Go, which executes the service."""
+    for name in ("wrapper", "nginx", "7", "8"):
+        (tmp_path / name).mkdir()
+    for tgid in ("7", "8"):
+        (tmp_path / tgid / "exe").symlink_to(tmp_path / "wrapper")
+    told = Told(7, 8, procfs=tmp_path)
+    for tgid in (7, 8):
+        told.answer(tgid, advice=GO)
+    told.locks.forget_ended({7, 8}, LATER)
+    assert told.locks.advice == {7: GO, 8: GO}
+    for tgid in ("7", "8"):
+        (tmp_path / tgid / "exe").unlink()
+    (tmp_path / "7/exe").symlink_to(tmp_path / "nginx")
+    told.locks.forget_ended({7, 8}, LATER)
+    assert told.locks.advice == {8: GO}, "what process 8 runs cannot be read"
+    (tmp_path / "8/exe").symlink_to(tmp_path / "nginx")
+    told.answer(8, advice=GO)
+    told.locks.forget_ended({8}, LATER)
+    assert told.locks.advice == {8: GO}, "which another capture showed"
 
 
 def test_processes_with_advice_are_all_counted_but_not_all_named() -> None:
