@@ -148,13 +148,16 @@ class FutexAggregates:
         return rows
 
     def _set_names(self, rows: Rows, now: float) -> None:
-        """Give the locks in these rows their names if they have none and the names are known.
+        """Give the locks in these rows their names if they have none or others, and the names are known.
 
         A lock is called `anon` if no thread that waited for it was captured. If its name becomes known later,
-        the lock gets that name.
+        the lock gets that name. In memory that is used again, a lock has the name of the one before it until
+        its own is known.
         """
         locks, user_locks = self._contention.locks, self._user_locks
-        rows = rows[(locks["series_code"][rows] == 0) | (locks["lock"][rows] == ANON)]
+        waited_for = locks["tgid"][rows], locks["address"][rows], locks["kind_number"][rows]
+        is_nameless = (locks["series_code"][rows] == 0) | (locks["lock"][rows] == ANON)
+        rows = rows[is_nameless | user_locks.have_other_names(*waited_for, locks["lock"][rows])]
         if not len(rows):
             return
         waited_for = locks["tgid"][rows], locks["address"][rows], locks["kind_number"][rows]

@@ -219,8 +219,12 @@ class UserLocks:
         self._note_process(int(table["tgid"][row]), answer)
         kind = self._kinds.index(answer.kind) if answer.kind in self._kinds else int(table["guess"][row])
         is_certain = bool(table["is_answered"][row] and not table["is_provisional"][row])
-        is_another = is_certain and answer.is_reused and not answer.is_provisional
-        is_another = is_another and kind != table["kind"][row]
+        # Two locks are told apart by their kinds. Waits for work are so by their names too, but a lock of kind
+        # `lock` may be one that several functions take.
+        is_other = kind != table["kind"][row] or (
+            not self._is_lock[kind] and answer.lock != table["lock"][row]
+        )
+        is_another = is_certain and answer.is_reused and not answer.is_provisional and is_other
         sites = table["sites"][row] = (not is_another and table["sites"][row]) or Counter()
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
@@ -393,6 +397,23 @@ class UserLocks:
         unasked = unasked[: min(ASKED_AT_ONCE, self._resolver.room // 2)]
         for row in np.unique(self._rows(tgids[unasked], addresses[unasked], kinds[unasked], now)):
             self._ask(int(row), now)
+
+    def have_other_names(
+        self, tgids: Columns, addresses: Columns, kinds: Columns, names: Columns
+    ) -> npt.NDArray[np.bool_]:
+        """Whether each lock has another name than in `names` by now, because its memory was used again.
+
+        `kinds` are corrected ones.
+        """
+        table = self._table
+        if not table["is_reused"].any():
+            return np.zeros(len(tgids), np.bool_)
+        rows = self._find_corrected(tgids, addresses, kinds)
+        known = np.flatnonzero((rows >= 0) & table["is_reused"][rows] & table["is_answered"][rows])
+        known = known[table["kind"][rows[known]] == kinds[known]]
+        have_others = np.zeros(len(rows), np.bool_)
+        have_others[known] = table["lock"][rows[known]] != names[known]
+        return have_others
 
     def name(self, row: int) -> UserLockName:
         """Return the answer for the lock in a row that answered_rows() has returned."""

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from lockd.columns.index import mix
 from lockd.kernel.maps import HashMap
 from lockd.names.client import Resolver
 from lockd.names.locks.user_locks import UserNames
@@ -15,6 +16,7 @@ from lockd.names.protocol import LockAnswer, UserLockSeen
 from lockd.names.unwind.capture import REGISTERS
 from lockd.sample.locks.runtimes import HOTSPOT, RuntimePlaces
 from lockd.sample.locks.user_locks import AGAIN_SECONDS, CAPTURES_AT_ONCE, MOST_POSTPONED, UserLocks
+from tests.support.busy_host import COND, BusyHost, Process
 
 KEY = np.dtype([("uaddr", "u8"), ("tgid", "u4"), ("guess", "u1"), ("pad", "u1", 3)])
 CAPTURE = np.dtype(
@@ -185,3 +187,30 @@ def test_the_kind_of_a_variable_is_certain_only_with_a_stack(bench: Bench, tmp_p
     assert bench.kind(0x1010, "cond") == "lock"
     bench.answer(**nothing_captured)
     assert bench.kind(0x1010, "cond") == "lock"
+
+
+def test_a_wait_for_work_in_memory_that_is_used_again_has_the_name_of_the_present_one(bench: Bench) -> None:
+    """CPython makes a lock for each wait in a queue. A lock that several functions take remains one lock."""
+    bench.capture({7: [0x1000]})
+    for kind, lasting in (("cond", "app.py:get"), ("lock", "app.py:add")):
+        for lock in (lasting, "app.py:put"):
+            bench.answer(lock=lock, site=lock, kind=kind, is_reused=True)
+        wait = np.array([7]), np.array([0x1000], np.uint64), np.array([KINDS.index(kind)])
+        (row,) = bench.locks.answered_rows(*wait, np.zeros(1), SEEN)
+        found = bench.locks.name(row)
+        assert found.lock == ("app.py:put" if kind == "cond" else lasting)
+        assert found.sites.keys() == ({"app.py:put"} if kind == "cond" else {lasting, "app.py:put"})
+
+
+def test_each_of_two_locks_in_the_same_memory_counts_its_own_waits(tmp_path: Path) -> None:
+    host, queue = BusyHost(tmp_path), Process(7, "pool.service", "pool")
+    for _ in range(2):  # until the lock has a name
+        host.step([queue], [])
+    key = int(mix(np.array([7]), np.array([7 << 16 | 0xFFFF], np.uint64), np.array([COND]))[0])
+    for lock in ("app.py:get", "app.py:put", "app.py:get"):
+        answer = LockAnswer(key, True, lock, lock, kind="cond", is_reused=True)
+        host._user_locks.note_answer(answer)
+        host.step([queue], [])
+    counted = host.exported()["lockd_futex_lock_blocked_total"]
+    counts = {lock: counted["pool.service", "pool", "cond", lock] for lock in ("app.py:get", "app.py:put")}
+    assert counts == {"app.py:get": 10, "app.py:put": 5}
