@@ -10,7 +10,7 @@ ADVICE = {
     JAVA: "no perf map names the code of this Java process, so that its locks have the names of classes:"
     " jcmd PID Compiler.perfmap writes a perf map (JDK 17 and later)",
     JAVA_UNKNOWN: "lockd cannot read what the threads of this Java process are parked for (ZGC, compact"
-    " object headers, a JDK before 17): each wait has the kind of its thread's first wait, mostly cond",
+    " object headers, a JDK before 17): each wait has the kind of an earlier one of its thread, mostly cond",
     GO: "a goroutine that waits for a sync.Mutex makes no system call: cond is a thread without work. See"
     " lockd_go_mutex_wait_seconds_total if the process has it, else the program's own mutex profile",
 }

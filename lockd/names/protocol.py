@@ -125,6 +125,8 @@ class LockAnswer:
     """Whether another question about the lock may bring a better answer."""
     is_reused: bool = False
     """Whether another lock may soon have the same address: CPython makes a lock for each wait in a queue."""
+    is_parked: bool = False
+    """Whether the address is of a word on which one thread sleeps, whatever lock it waits for."""
     is_many: bool = False
     """Whether the key stands for a class of Java, and each object of the class is a lock of its own."""
     hotspot: tuple[int, ...] = ()

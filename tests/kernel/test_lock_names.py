@@ -38,6 +38,9 @@ SHORT_LIVED = "names_churn"
 SHORT_LIVED_SHARE = 0.9
 """The least share of processes with a life of 30 ms whose lock gets a name."""
 EXECUTED = "c.executed"
+ONE_WORD = "rs.pl_both"
+ONE_WORD_ROUNDS, ONE_WORD_HOLD_US = 36, 500_000
+"""Rounds of ONE_WORD, and how long each wait lasts. They take 18 s: the word is captured again after ten."""
 CPYTHON = "CPython"
 """The language whose programs may try again. lockd reads what their threads wait for from memory while they
 wait, and may be too late for that on a busy host."""
@@ -76,7 +79,7 @@ class Said:
 @pytest.fixture(scope="module")
 def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
     """A daemon that looks at these programs alone. It runs where no debug files are installed, as they do."""
-    comms = [*(one.comm for one in SCENARIOS), SHORT_LIVED, EXECUTED, "[0-9]py.*"]
+    comms = [*(one.comm for one in SCENARIOS), SHORT_LIVED, EXECUTED, ONE_WORD, "[0-9]py.*"]
     config = {"filter": {"comms": comms}, "series": {"top_locks": 1000, "max": 100_000}}
     program = [*WITHOUT_DEBUG_FILES, *CHECKOUT]
     daemon = Lockd(tmp_path_factory.mktemp("lockd"), config, program)
@@ -285,4 +288,24 @@ def test_a_process_that_has_just_become_another_program(lockd: Lockd, tmp_path: 
     metrics = lockd.metrics()
     named = {"comm": EXECUTED, "lock": "names_c:rwlock", "kind": "lock"}
     assert metrics.sum(COUNTED, **named) == ROUNDS, metrics.labels(COUNTED, comm=EXECUTED)
+    one.finish()
+
+
+@pytest.mark.thorough("eighteen seconds of waits")
+def test_a_thread_that_waits_for_different_locks_on_one_word(lockd: Lockd, tmp_path: Path) -> None:
+    """A thread waits on the same word for a condition variable of parking_lot, and then for its mutexes."""
+    if reason := why_not_built("rust"):
+        pytest.skip(reason)
+    link = tmp_path / ONE_WORD
+    link.symlink_to(BUILD / "names_rust")
+    one = Workload(str(link), "pl_both", ONE_WORD_ROUNDS, ONE_WORD_HOLD_US, comm=ONE_WORD)
+    assert one.run()["blocked"] == ONE_WORD_ROUNDS
+    first = {"comm": ONE_WORD, "kind": "cond", "lock": "names_rust:names_rust::wait_for_fast_delivery"}
+    later = {"comm": ONE_WORD, "kind": "lock", "lock": "names_rust:names_rust::lock_fast_orders"}
+    metrics = lockd.until(
+        lambda metrics: metrics.sum(COUNTED, comm=ONE_WORD) == ONE_WORD_ROUNDS, SETTLED_SECONDS
+    )
+    assert metrics.sum(COUNTED, **first) >= 1, metrics.labels(COUNTED, comm=ONE_WORD)
+    assert metrics.sum(COUNTED, **later) >= 8, metrics.labels(COUNTED, comm=ONE_WORD)
+    assert metrics.sum(COUNTED, **first) + metrics.sum(COUNTED, **later) == ONE_WORD_ROUNDS
     one.finish()

@@ -512,7 +512,7 @@ PARKERS = r"""
         <*parking_lot(?:_core)?::.* absl::synchronization_internal::.* AbslInternalPerThreadSem\w+
         absl::(?:Mutex|CondVar)::.* folly::(?:detail::)?(?:parkingLot|ParkingLot)\w*.*
         WTF::(?:Lock|WordLock|ParkingLot)\w*::.*
-        runtime\.(?:notesleep|notetsleep\w*|mPark)
+        runtime\.(?:notesleep|notetsleep\w*|mPark) _PyParkingLot_Park
 """
 """Functions in which a thread sleeps on a word of its own, whatever lock it waits for."""
 

@@ -115,6 +115,7 @@ class UserLock:
     """Whether another capture may tell more: the thread's stack is unknown, nothing had a name, Python frames
     were unreadable, or so was the memory of HotSpot."""
     is_reused: bool = False
+    is_parked: bool = False
     is_many: bool = False
     hotspot: tuple[int, ...] = ()
     advice: str = ""
@@ -362,7 +363,7 @@ class UserNames:
         interpreter = next(iter(process.pythons.values()), None) if python else None
         return UserLock(
             name or site or ANON, kind or guessed, site, shown, family, is_provisional, is_reused,
-            cpython=interpreter.places if interpreter else (),
+            judgement.is_parked, cpython=interpreter.places if interpreter else (),
         )  # fmt: skip
 
     def name_lock_of_sleeper(

@@ -129,6 +129,7 @@ class UserLocks:
                 "is_answered": np.bool_,
                 "is_provisional": np.bool_,  # the next answer may tell more
                 "is_reused": np.bool_,  # the memory will soon belong to another lock
+                "is_parked": np.bool_,  # a thread sleeps here whatever lock it waits for
                 "is_many": np.bool_,  # a Java class whose objects are counted one by one
                 "lock": object,
                 "site": object,
@@ -219,13 +220,15 @@ class UserLocks:
         self._note_process(int(table["tgid"][row]), answer)
         kind = self._kinds.index(answer.kind) if answer.kind in self._kinds else int(table["guess"][row])
         is_certain = bool(table["is_answered"][row] and not table["is_provisional"][row])
-        # Two locks are told apart by their kinds. Waits for work are so by their names too, but a lock of kind
-        # `lock` may be one that several functions take.
-        is_other = kind != table["kind"][row] or (
-            not self._is_lock[kind] and answer.lock != table["lock"][row]
-        )
-        is_another = is_certain and answer.is_reused and not answer.is_provisional and is_other
-        sites = table["sites"][row] = (not is_another and table["sites"][row]) or Counter()
+        may_be_another = answer.is_reused or answer.is_parked
+        may_be_another = may_be_another and is_certain and not answer.is_provisional
+        is_other_kind = bool(kind != table["kind"][row])
+        # A lock that several functions take has a name by each of them, and is one lock all the same. A word
+        # on which one thread sleeps is no lock.
+        is_other_name = answer.lock != table["lock"][row] and (answer.is_parked or not self._is_lock[kind])
+        is_another = may_be_another and (is_other_kind or is_other_name)
+        has_sites = not is_another or (answer.is_parked and not is_other_kind)
+        sites = table["sites"][row] = (has_sites and table["sites"][row]) or Counter()
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
         if is_certain and not is_another:
@@ -237,7 +240,8 @@ class UserLocks:
         table["is_many"][row] = answer.is_many
         table["lock"][row], table["site"][row], table["stack"][row] = answer.lock, answer.site, answer.stack
         table["family"][row], table["is_provisional"][row] = answer.family, answer.is_provisional
-        table["is_answered"][row], table["is_reused"][row] = True, answer.is_reused
+        table["is_reused"][row], table["is_parked"][row] = answer.is_reused, answer.is_parked
+        table["is_answered"][row] = True
         is_corrected = kind != table["kind"][row]
         if is_corrected:
             self._change_kind(row, kind)
@@ -401,15 +405,16 @@ class UserLocks:
     def have_other_names(
         self, tgids: Columns, addresses: Columns, kinds: Columns, names: Columns
     ) -> npt.NDArray[np.bool_]:
-        """Whether each lock has another name than in `names` by now, because its memory was used again.
+        """Whether each lock has another name than in `names` by now, as another one is in the same memory.
 
         `kinds` are corrected ones.
         """
         table = self._table
-        if not table["is_reused"].any():
+        may_change = table["is_answered"] & (table["is_reused"] | table["is_parked"])
+        if not may_change.any():
             return np.zeros(len(tgids), np.bool_)
         rows = self._find_corrected(tgids, addresses, kinds)
-        known = np.flatnonzero((rows >= 0) & table["is_reused"][rows] & table["is_answered"][rows])
+        known = np.flatnonzero((rows >= 0) & may_change[rows])
         known = known[table["kind"][rows[known]] == kinds[known]]
         have_others = np.zeros(len(rows), np.bool_)
         have_others[known] = table["lock"][rows[known]] != names[known]
@@ -490,7 +495,7 @@ class UserLocks:
         guess = self._kinds[table["guess"][row]]
         tgid, address = int(table["tgid"][row]), int(table["address"][row])
         seen = UserLockSeen(int(table["key"][row]), tgid, tid or tgid, address, guess, capture, sleeper)
-        is_doubtful = table["is_provisional"][row] or table["is_reused"][row]
+        is_doubtful = table["is_provisional"][row] or table["is_reused"][row] or table["is_parked"][row]
         is_old = table["asked_at"][row] < now - AGAIN_SECONDS
         is_needed = bool(not table["is_answered"][row] or (is_doubtful and is_old))
         if self._resolver.ask(seen, is_needed):

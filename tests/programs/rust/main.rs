@@ -164,6 +164,24 @@ fn wait_for_fast_delivery() {
     *is_delivered = false;
 }
 
+/// The asker first waits for news, then for a mutex. It sleeps on the same word, that of its thread.
+fn deliver_fast_then_hold(hold: &dyn Fn()) {
+    if ROUND.load(SeqCst) == 1 {
+        deliver_fast(hold);
+    } else {
+        hold_fast_orders(hold);
+    }
+}
+
+#[inline(never)]
+fn wait_for_fast_delivery_then_lock() {
+    if ROUND.load(SeqCst) == 1 {
+        wait_for_fast_delivery();
+    } else {
+        lock_fast_orders();
+    }
+}
+
 const SCENARIOS: &[Scenario] = &[
     Scenario { name: "mutex", hold: hold_orders, ask: lock_orders },
     Scenario { name: "read", hold: hold_exclusive, ask: read_catalogue },
@@ -176,6 +194,7 @@ const SCENARIOS: &[Scenario] = &[
     Scenario { name: "pl_read", hold: hold_fast_exclusive, ask: read_fast_catalogue },
     Scenario { name: "pl_write", hold: hold_fast_shared, ask: write_fast_catalogue },
     Scenario { name: "pl_cond", hold: deliver_fast, ask: wait_for_fast_delivery },
+    Scenario { name: "pl_both", hold: deliver_fast_then_hold, ask: wait_for_fast_delivery_then_lock },
 ];
 
 /// Sleeps until it holds, without a futex.

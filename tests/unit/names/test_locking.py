@@ -291,6 +291,7 @@ def test_every_family_has_a_kind() -> None:
         ("app:runtime.futex app:runtime.futexsleep app:runtime.notesleep app:runtime.mPark", True),
         ("app:<std::sys::sync::thread_parking::futex::Parker>::park app:std::thread::park", True),
         ("app:AbslInternalPerThreadSemWait_lts_20230802 app:absl::lts_20230802::Mutex::Block", True),
+        ("python3.14:_PyParkingLot_Park python3.14:_PyMutex_LockTimed", True),
         ("app:runtime.futex app:runtime.futexsleep app:runtime.lock2", False),
         ("libc.so.6:syscall app:std::sys::sync::mutex::futex::Mutex::lock_contended", False),
         ("WAIT pthread_cond_wait libjvm.so:os::PlatformMonitor::wait libjvm.so:Monitor::wait", False),

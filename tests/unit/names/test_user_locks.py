@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from lockd.names.locks import user_locks
 from lockd.names.locks.locking_code import Frame
 from lockd.names.locks.user_locks import NAMELESS, UserNames, java_lock
 from lockd.names.protocol import ANON
 from lockd.names.runtimes.hotspot import JavaWait
+from lockd.names.unwind.capture import Capture
 from tests.support.small_procfs import Procfs
 
 MAPS = """\
@@ -103,3 +105,31 @@ def test_a_lock_of_java_behind_code_that_no_map_names_is_called_by_its_class() -
     assert java_lock(wait, [method, NAMELESS, caller]).lock == "[jit]:Shop.add"
     behind = java_lock(wait, [NAMELESS, caller])
     assert (behind.lock, behind.site, behind.kind) == ("[java]:com.shop.Registry", "", "lock")
+
+
+PARK = "parking_lot_core::parking_lot::park"
+
+
+@pytest.mark.parametrize(
+    ("functions", "kind"),
+    [
+        ((PARK, "parking_lot::condvar::Condvar::wait_until_internal"), "cond"),
+        ((PARK, "parking_lot::raw_mutex::RawMutex::lock_slow"), "lock"),
+    ],
+)
+def test_a_thread_on_a_word_of_its_own_may_next_wait_there_for_another_lock(
+    functions: tuple[str, ...], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a sleeping thread waits for is judged by too few registers to be certain."""
+    frames = [Frame("app", name, f"app:{name}") for name in ("syscall", *functions, "app::work")]
+    capture = Capture((0,) * 17, b"", (), 1)
+    monkeypatch.setattr(UserNames, "_frames", lambda *_: frames)
+    monkeypatch.setattr(user_locks, "unwind", lambda *_: range(len(frames)))
+    monkeypatch.setattr(user_locks, "system_call", lambda *_: [b"202", b"0x1000", *[b"0x0"] * 7])
+    monkeypatch.setattr(user_locks, "read_capture", lambda *_: capture)
+    Procfs(tmp_path).add(7, b"app")
+    names = UserNames(tmp_path)
+    found = names.name_lock(7, 7, 0x1000, "cond", capture)
+    assert (found.kind, found.site, found.is_parked) == (kind, "app:app::work", True)
+    assert not found.is_reused and not found.is_provisional
+    assert names.name_lock_of_sleeper(7, 7, 0x1000, "cond", 1).is_provisional

@@ -34,7 +34,7 @@ class Namer:
         self.asked: list[tuple[int, int]] = []
         self.keys: list[int] = []
         self.room = 1000
-        self.is_resting = False
+        self.is_resting = self.is_paused = False
 
     def ask(self, question: UserLockSeen, is_needed: bool = True) -> bool:
         if self.is_resting and not is_needed:
@@ -139,19 +139,16 @@ def test_a_namer_without_room_is_asked_later(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_provisional", "is_reused", "is_asked_later"),
-    [(False, False, False), (True, False, True), (False, True, True)],
-    ids=["certain", "without a name", "in reused memory"],
+    ("about", "is_asked_later"),
+    [({}, False), ({"is_provisional": True}, True), ({"is_reused": True}, True), ({"is_parked": True}, True)],
+    ids=["certain", "without a name", "in reused memory", "on a thread's own word"],
 )
 def test_a_lock_with_an_answer_needs_no_namer_of_its_own(
-    bench: Bench, is_provisional: bool, is_reused: bool, is_asked_later: bool
+    bench: Bench, about: dict[str, bool], is_asked_later: bool
 ) -> None:
     """Programs capture each lock again every ten seconds, whether or not its name is known."""
     bench.capture({7: [1]})
-    (key,) = bench.namer.keys
-    bench.locks.note_answer(
-        LockAnswer(key, True, "app:m", "", kind="lock", is_provisional=is_provisional, is_reused=is_reused)
-    )
+    bench.answer(lock="app:m", site="", kind="lock", **about)
     bench.namer.is_resting = True
     bench.capture({7: [1, 2]})
     assert bench.namer.asked == [(7, 1), (7, 2)], "only the other lock is asked for"
@@ -200,6 +197,25 @@ def test_a_wait_for_work_in_memory_that_is_used_again_has_the_name_of_the_presen
         found = bench.locks.name(row)
         assert found.lock == ("app.py:put" if kind == "cond" else lasting)
         assert found.sites.keys() == ({"app.py:put"} if kind == "cond" else {lasting, "app.py:put"})
+
+
+def test_a_word_on_which_a_thread_sleeps_has_kind_and_name_of_the_last_wait_that_was_captured(
+    bench: Bench,
+) -> None:
+    """With parking_lot each thread has one word, on which it waits for mutexes and condition variables."""
+    bench.capture({7: [0x1000]})
+    waits = [("cond", "app:idle"), ("lock", "app:put"), ("lock", "app:get"), ("cond", "app:idle")]
+    for kind, lock in waits:
+        bench.answer(lock=lock, site=lock, kind=kind, is_parked=True)
+        assert bench.kind(0x1000, "cond") == kind
+        wait = np.array([7]), np.array([0x1000], np.uint64), np.array([KINDS.index(kind)])
+        (row,) = bench.locks.answered_rows(*wait, np.zeros(1), SEEN)
+        assert bench.locks.name(row).lock == lock
+        if lock == "app:get":
+            assert bench.locks.name(row).sites == {"app:put": 1, "app:get": 1}
+    thread = np.array([7]), *wait, np.array([10**9]), np.array([1 << 40])
+    bench.locks.ask_lasting(*thread, SEEN + 10)
+    assert bench.namer.asked == [(7, 0x1000)], "a thread that sleeps tells nothing for certain"
 
 
 def test_each_of_two_locks_in_the_same_memory_counts_its_own_waits(tmp_path: Path) -> None:
