@@ -44,7 +44,7 @@ less what `lockd_dropped_events_total` counts. Some counters are estimates inste
 - `lockd_go_mutex_wait_seconds_total`, from the sample that the Go runtime takes.
 
 `/metrics` never has more lines than `series.max` (10,000). Deadlocks and advised processes are not included
-in this: they have 303 lines at most. An event whose label set has no series counts in the series whose name
+in this: they have 305 lines at most. An event whose label set has no series counts in the series whose name
 labels are `other`. An event that finds no room in a map of the kernel (`lockd_overflow_events_total`) counts
 there too. Its process is not known, so no filter applies to it.
 
@@ -94,7 +94,8 @@ Further notes on single metrics:
   wake-up, the blocked time is exact. The runqueue time is not counted in either case.
 - `lockd_go_mutex_wait_seconds_total`: the Go runtime measures one wait in eight. lockd reads its total
   every ten seconds. There is no series for a program whose total cannot be read: one built with a Go before
-  1.20, without symbols or without DWARF.
+  1.20, without symbols or without DWARF. On a host with more than 500 Go programs, those with the lowest
+  process ids are read.
 - `lockd_cpu_ratio`: the part `programs` is what the BPF programs take, by their own measurements in a
   sample of their runs. The time that the sampler takes to answer the exporter belongs to the part
   `exporter`.
@@ -265,7 +266,8 @@ CAUSES = {
     " (`cpu.max`) stopped it",
     LOCK: "the holder waited for another lock itself, of a program or of the kernel",
     UNKNOWN_CAUSE: "it is not known which thread held the lock, or no thread released it",
-    "any other": "the `reason` why the holder was off the CPU, as below: `disk`, `sleep`, `socket` and so on",
+    "any other": "the `reason` why the holder was off the CPU, as below: `disk`, `sleep`, `socket` and so on;"
+    " where the lock is `other` as well, `other` is whatever holders did whose label sets have no series",
 }
 PROCESSES = {
     "sampler": "drains the maps and counts",

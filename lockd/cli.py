@@ -244,8 +244,8 @@ def _top_flags(parser: argparse.ArgumentParser) -> None:
         "--sort",
         choices=("blocked", "max", "waiting", "held"),
         default="blocked",
-        help="order of rows: by blocked time in the interval (blocked), longest wait since the daemon "
-        "started (max), waiting threads (waiting), or time that kernel locks are held (held; needs mode "
+        help="order of rows: by blocked time in the interval (blocked), longest wait since the daemon has "
+        "the row (max), waiting threads (waiting), or time that kernel locks are held (held; needs mode "
         "all); default: %(default)s",
     )
     parser.add_argument(

@@ -121,7 +121,7 @@ def duration(low: str, high: str) -> Rule[int]:
         return within(parse_duration(text), low_ns, high_ns)
 
     start = f"a duration from {low} to {high}" if low_ns else f"0 or a duration up to {high}"
-    return scalar(f"{start}, such as 50ms or 1h30m", {STR, INT}, parse)
+    return scalar(start, {STR, INT}, parse)
 
 
 def within(number: int, low: int, high: int) -> int:

@@ -207,7 +207,7 @@ class Series:
     max: int = key(
         integer(1_000, 1_000_000),
         "10000",
-        "Most lines that /metrics ever has, besides those for deadlocks and advised processes (303 at most). "
+        "Most lines that /metrics ever has, besides those for deadlocks and advised processes (305 at most). "
         "What gets no series of its own is counted in a series called `other`, so that totals stay exact.",
     )
     idle_ns: int = key(

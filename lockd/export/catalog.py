@@ -174,7 +174,12 @@ def _kernel_lock() -> Iterator[Metric]:
         "Longest wait for a kernel lock in the time span named by the label window, in microseconds.",
         _SO_FAR,
     )
-    yield metric("waiting", "gauge", "lock_type", "Threads that are waiting for a kernel lock now.")
+    yield metric(
+        "waiting",
+        "gauge",
+        "lock_type",
+        "Threads that sleep now while they wait for a kernel lock. Threads that spin are not counted.",
+    )
     yield metric(
         "site_wait_seconds_total",
         "counter",

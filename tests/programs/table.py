@@ -76,8 +76,9 @@ same build of a program. The C library's own locks have one name for each sort, 
 waits for: `libc.so.6:malloc` for its heaps, `libc.so.6:stdio` for its files. A lock on the heap that
 several functions take has the name of the function that blocked first, which may be another one after a
 restart: MariaDB's table cache is `mariadbd:tc_acquire_table` or `mariadbd:tc_release_table`. `sites` in
-`/api/v1/locks` has all functions that were seen. A name that is an offset changes with each build.
-Names have 120 characters at most: template arguments become `<...>`, and what is still too long is cut off.
+`/api/v1/locks` has the first 16 of these functions. A name that is an offset changes with each build.
+Symbols have 120 characters at most: template arguments become `<...>`, and what is still too long is cut off.
+Functions of Python have 250, and names of Java classes 512 bytes.
 
 ## Java
 

@@ -31,7 +31,8 @@ REASONS = {
     "stopped": "stopped by a signal or a tracer, or frozen: by its cgroup (docker pause) or a suspend",
     "kernel": "uninterruptible without I/O: a kernel lock, RCU, a completion",
     "kthread": "a kernel thread, or a worker that the kernel made for a process, that waits for work",
-    "other": "any other system call, every system call of a 32-bit program, and the end of a thread",
+    "other": "any other system call, every system call of a 32-bit program, and the end of a thread;"
+    " where `comm` is `other` as well, any reason, of label sets without a series",
 }
 """Every value of the label `reason`, with its definition."""
 

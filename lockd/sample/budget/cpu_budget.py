@@ -108,7 +108,7 @@ class CpuBudget:
     def description(self) -> str:
         """What lockd leaves out at present, as a text for people; empty at level 0."""
         level = self.restraint.level
-        return f"restraint, step {level} of {len(STEPS) - 1}: {STEPS[level]}" if level else ""
+        return f"restraint level {level} of {len(STEPS) - 1}: {STEPS[level]}" if level else ""
 
     def export(self, block: Block) -> None:
         """Add the metrics about budget and restraint to a block."""

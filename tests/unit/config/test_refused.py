@@ -34,8 +34,7 @@ def test_what_is_said_of_a_key_has_no_terminal_escapes() -> None:
 
 # --- Bad values -----------------------------------------------------------------------------------
 
-DURATION = "such as 50ms or 1h30m"
-PERIOD = f"is not a duration from 10ms to 10s, {DURATION}"
+PERIOD = "is not a duration from 10ms to 10s"
 WINDOWS = "is not a list of 1 to 4 different durations, each from 10s to 24h"
 BUCKETS = "is not a list of powers of two from 1 to 67108864, each larger than the last"
 COMM = "is not a string: a name of at most 15 bytes, or a shell pattern"
@@ -104,11 +103,11 @@ ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for eve
         ("filter: {pids: ['1']}", "filter.pids[0]: '1' is not a whole number from 1 to 4194304"),
         (
             "filter: {min_block: 5}",
-            f"filter.min_block: 5 is not 0 or a duration up to 24h, {DURATION}",
+            "filter.min_block: 5 is not 0 or a duration up to 24h",
         ),
         (
             "filter: {max_block: 0}",
-            f"filter.max_block: 0 is not a duration from 1us to 24h, {DURATION}, or none",
+            "filter.max_block: 0 is not a duration from 1us to 24h, or none",
         ),
         (
             "filter: {min_block: 2ms, max_block: 2000us}",
