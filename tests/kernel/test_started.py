@@ -13,13 +13,18 @@ import pytest
 from bench.cost import children_of
 from bench.startup import maps_bytes, maps_target
 from lockd.process import privileges
+from tests.kernel.test_signals import until
 from tests.support.lockd_process import CHECKOUT, Lockd
 
 pytestmark = pytest.mark.untimed
 
 LOADING = {"CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE"}
 READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
+CONFINED = ("export", "names")
+"""The processes that run as another user than root, with a filter of system calls. The filter comes last."""
 
+MAP = "anon_inode:bpf-map"
+"""What the descriptor of a map refers to."""
 RING_DESCRIPTORS = 3
 """The number of descriptors of the namer's only map, a ring: its own and those of two mappings, for Python
 keeps a descriptor for each mapping.
@@ -41,12 +46,30 @@ def processes(daemon: Lockd) -> dict[str, int]:
 
 
 def processes_of(daemon: Lockd) -> dict[str, int]:
-    """Return the process ids of lockd's processes by their names."""
+    """Return the ids of lockd's processes by their names, once the exporter and the namer are confined.
+
+    The namer is started when the exporter serves already, and takes a while to confine itself.
+    """
+    until(lambda: are_confined(named_processes(daemon)), "the exporter and the namer are confined")
+    return named_processes(daemon)
+
+
+def named_processes(daemon: Lockd) -> dict[str, int]:
+    """Return the process ids of lockd's processes by their names.
+
+    A child without a module of its own, such as one that is not yet more than a fork, has its command line as
+    its name.
+    """
     found = {"sampler": daemon.process.pid}
     for pid, command in children_of(daemon.process.pid).items():
-        (name,) = re.findall(r"isolation\.py lockd\.(\w+)", command)
-        found[name] = pid
+        name = re.search(r"isolation\.py lockd\.(\w+)", command)
+        found[name[1] if name else command] = pid
     return found
+
+
+def are_confined(processes: dict[str, int]) -> bool:
+    """Whether the exporter and the namer are there and have their filters of system calls."""
+    return all(name in processes and status(processes[name])["Seccomp"] == "2" for name in CONFINED)
 
 
 def capabilities(pid: int) -> Iterator[set[str]]:
@@ -67,6 +90,11 @@ def descriptors(pid: int) -> list[str]:
         with contextlib.suppress(FileNotFoundError):  # it was closed just now
             found += [os.readlink(fd)] if int(fd.name) > 2 else []
     return found
+
+
+def maps_open(pid: int) -> int:
+    """Return how many descriptors of maps a process has."""
+    return descriptors(pid).count(MAP)
 
 
 def test_the_loader_is_gone(processes: dict[str, int]) -> None:
@@ -101,7 +129,7 @@ def test_what_reads_what_others_wrote_is_no_roots_and_may_call_little(processes:
 
     What they may do is tested in tests/unit/process/test_confinement.py.
     """
-    for name in ("export", "names"):
+    for name in CONFINED:
         about = status(processes[name])
         assert about["Seccomp"] == "2", name
         assert "0" not in about["Uid"].split() + about["Gid"].split(), name
@@ -116,10 +144,9 @@ def test_the_sampler_changes_its_user_in_no_thread(processes: dict[str, int]) ->
 
 def test_the_namer_reads_and_has_nothing_else(processes: dict[str, int]) -> None:
     assert all(has <= READING for has in capabilities(processes["names"]))
-    maps = [one for one in descriptors(processes["names"]) if one == "anon_inode:bpf-map"]
-    assert len(maps) in (0, RING_DESCRIPTORS)
-    others = {re.sub(r"\d+", "", one) for one in descriptors(processes["names"])} - set(maps)
-    assert {one for one in others if not one.startswith("/")} <= {"socket:[]", "pipe:[]"}
+    until(lambda: maps_open(processes["names"]) in (0, RING_DESCRIPTORS), "the namer has mapped its ring")
+    kinds = {re.sub(r"\d+", "", one) for one in descriptors(processes["names"])}
+    assert {one for one in kinds - {MAP} if not one.startswith("/")} <= {"socket:[]", "pipe:[]"}
 
 
 def test_the_namer_reads_whoever_has_started_lockd(host: None, tmp_path: Path) -> None:
