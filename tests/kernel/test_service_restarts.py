@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.test_adoption import Counters, counters, fallen, interrupted_waits, loaded_by, not_told
+from tests.kernel.test_adoption import Counters, counters, fallen, interrupted_waits, loaded_by
 from tests.kernel.test_nothing_left import check_gone, in_kernel, new_since, processes_of
 from tests.needs import need
 from tests.support.service_manager import Service
@@ -68,8 +68,8 @@ def test_a_restart_loses_nothing(service: Service, workload: Start) -> None:
     counted = metrics.sum("lockd_futex_waits_total", comm=load.comm, kind="lock")
     blocked = metrics.sum("lockd_futex_blocked_seconds_count", comm=load.comm, kind="lock")
     assert truth["waits"] > 1000
-    assert truth["waits"] - not_told(metrics) <= counted <= truth["waits"]
-    assert truth["blocked"] - not_told(metrics) <= blocked <= truth["blocked"]
+    assert truth["waits"] - metrics.not_told <= counted <= truth["waits"]
+    assert truth["blocked"] - metrics.not_told <= blocked <= truth["blocked"]
     assert metrics.sum("lockd_taken_over_total", after="end") == RESTARTS
     assert metrics.sum("lockd_start_time_seconds") == first.sum("lockd_start_time_seconds")
     new = new_since(before, ours(service))
@@ -122,7 +122,7 @@ def test_a_kill_loses_a_period_at_most(service: Service, workload: Start, which:
     assert metrics.sum("lockd_taken_over_total", after="crash") == kills
     assert metrics.sum("lockd_start_time_seconds") == first.sum("lockd_start_time_seconds")
     counted = metrics.sum("lockd_futex_waits_total", comm=load.comm, kind="lock")
-    elsewhere = not_told(metrics)
+    elsewhere = metrics.not_told
     print(f"{which}: {counted:.0f} of {truth['waits']}; drains {interrupted:.0f}, elsewhere {elsewhere:.0f}")
     lost = interrupted_waits(metrics, truth["waits"], seconds) + elsewhere
     assert truth["waits"] - lost <= counted <= truth["waits"]

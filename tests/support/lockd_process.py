@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -88,6 +89,18 @@ class Metrics:
         return self.sum("lockd_dropped_events_total")
 
     @property
+    def not_told(self) -> float:
+        """The most waits and wakes of user-space locks that are in no series of a process.
+
+        A map was full for them, or the kernel called no program, as it does on a CPU on which the sampler was
+        preempted while it read a map.
+        """
+        name = "lockd_dropped_events_total"
+        of_them = [one for one in self.labels(name) if one["map"] == "futex" or one["reason"] == "recursion"]
+        dropped = sum(self.sum(name, **one) for one in of_them)
+        return dropped + self.sum("lockd_overflow_events_total", map="futex")
+
+    @property
     def counts_calls(self) -> bool:
         """Whether every futex call is counted, as in mode calls."""
         return "lockd_futex_waits_total" in self.samples
@@ -149,6 +162,19 @@ def lockd_or_reason(directory: Path, config: dict[str, Any]) -> Lockd | str:
         if error.code == CANNOT and is_lack(error.log):
             return error.log.strip()
         raise
+
+
+@contextlib.contextmanager
+def unless_late() -> Iterator[None]:
+    """Suppress the error for a request that the sampler had no time to answer.
+
+    The exporter answers with code 503 if the sampler takes more than five seconds.
+    """
+    try:
+        yield
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.SERVICE_UNAVAILABLE:
+            raise
 
 
 class Lockd:
@@ -280,12 +306,16 @@ class Lockd:
             time.sleep(REPEATED_SECONDS)
 
     def until(self, holds: Callable[[Metrics], bool], seconds: float) -> Metrics:
-        """Scrape until `holds` is true of the scrape, and return that scrape. Fails after `seconds`."""
+        """Scrape until `holds` is true of the scrape, and return that scrape. Fails after `seconds`.
+
+        A scrape for which the sampler has no time counts as one of which `holds` is not true.
+        """
         deadline = time.monotonic() + seconds
         while True:
-            metrics = self.metrics(settled=False)
-            if holds(metrics):
-                return metrics
+            with unless_late():
+                metrics = self.metrics(settled=False)
+                if holds(metrics):
+                    return metrics
             assert time.monotonic() < deadline, f"not so within {seconds:g} s"
             time.sleep(0.1)
 
