@@ -18,7 +18,7 @@ from lockd.export.catalog import CATALOG
 from lockd.sample.saved_state import PLACE, SavedState
 from tests.kernel.test_nothing_left import IDS, check_gone, in_kernel, processes_of
 from tests.support.descriptor_store import DescriptorStore
-from tests.support.lockd_process import PERIOD, Labels, Lockd, Metrics
+from tests.support.lockd_process import PERIOD_SECONDS, Labels, Lockd, Metrics
 from tests.support.workload import Start
 
 pytestmark = pytest.mark.untimed
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.untimed
 SECONDS = 10
 RESTARTS = 3
 AFTER = {signal.SIGTERM: "end", signal.SIGKILL: "crash"}
-PERIOD_SECONDS = int(PERIOD.removesuffix("ms")) / 1000
 PERIODS_LOST = 4
 """The most periods whose waits are lost with an interrupted drain.
 

@@ -50,6 +50,7 @@ IS_IN_MACHINE = "LOCKD_TEST_PERIOD" in os.environ
 PERIOD = os.environ.get("LOCKD_TEST_PERIOD", "50ms")
 """The period of the daemons. With the usual one, several daemons at a time would be too much work for an
 emulated machine."""
+PERIOD_SECONDS = int(PERIOD.removesuffix("ms")) / 1000
 
 Labels = tuple[tuple[str, str], ...]
 
