@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -19,6 +20,11 @@ from typing import Any
 
 KILLED_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 READY_SECONDS = 300.0
+FIRST_PORT, SHARES, OWN_PORTS = 10_000, 1_000, 20
+"""The first port for servers, the number of shares of the ports from there on, and the ports in each share.
+All are below those that the kernel chooses by itself (`net.ipv4.ip_local_port_range`)."""
+_ports_asked = itertools.count()
+"""How many ports this process has tried."""
 
 
 class Host:
@@ -158,9 +164,17 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-    return port
+    """A port for a server that listens on it later, perhaps again and again.
+
+    The kernel does not give it to others that ask for any port. Other processes ask here for other ports: the
+    process id tells which share they have.
+    """
+    own = FIRST_PORT + os.getpid() % SHARES * OWN_PORTS
+    for _ in range(OWN_PORTS):
+        port = own + next(_ports_asked) % OWN_PORTS
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise RuntimeError(f"the ports from {own} on are all in use")
 
 
 def get(url: str, seconds: float = 30) -> bytes:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
 
+from bench.host import free_port
 from tests.support.descriptor_store import ROOMY
 from tests.support.lockd_process import ROOT, Lockd
 
@@ -40,6 +40,9 @@ exec /lib/systemd/systemd --user --unit=empty.target --log-target=console
 was booted with systemd."""
 CLEAN = """
 mount -t cgroup2 none "$1"
+while grep -q "populated 1" "$1/$2/cgroup.events"; do  # by a process that has ended, for a moment
+    sleep 0.01
+done
 find "$1/$2" -depth -type d -exec rmdir {} +
 """
 APART = ("unshare", "--mount", "--propagation=private", "sh", "-ec")
@@ -56,8 +59,7 @@ class Service(Lockd):
         config.mkdir(parents=True)
         run.mkdir(mode=0o700)
         shutil.copytree(ROOT / "lockd", self.library / "lockd", ignore=shutil.ignore_patterns("__pycache__"))
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            self.address = f"127.0.0.1:{found.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"  # at each restart too
         self.config = directory / "lockd.yaml"
         self.config.write_text(CONFIG)
         text = UNIT.read_text().replace("/usr/bin/lockd", "/usr/bin/python3 -m lockd")
@@ -135,7 +137,7 @@ class Service(Lockd):
         self._control("stop", "lockd")
         self._manager.terminate()
         self._manager.wait(SECONDS)
-        subprocess.run([*APART, CLEAN, "sh", *self._groups], check=True)
+        subprocess.run([*APART, CLEAN, "sh", *self._groups], check=True, timeout=SECONDS)
 
     def _control(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["systemctl", "--user", "--no-pager", *arguments]
