@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import bisect
 import contextlib
 import json
 import os
@@ -37,6 +36,8 @@ GETPPID = "t:syscalls:sys_enter_getppid"
 USAGE = 2
 ROUNDED = 0.05
 """The seconds by which a trace may take longer than it reports, because it reports tenths."""
+PERF_EVENT = "anon_inode:[perf_event]"
+"""The file that a descriptor is of which keeps a program attached to a tracepoint."""
 
 
 def chains(stacks: Counter[tuple[str, ...]]) -> Counter[tuple[str, ...]]:
@@ -163,11 +164,27 @@ def test_a_duration_ends_it() -> None:
     in_one_of_some_tries(attempt)
 
 
-def most_calls(times: list[float], seconds: float) -> int:
-    """Return the largest number of calls within so many seconds, for a thread that made one call just after
-    each of these times.
+def hooks_of(pid: int) -> int:
+    """Return to how many tracepoints the trace with this process id is attached."""
+    found = 0
+    with contextlib.suppress(OSError):  # the trace has ended
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # the descriptor has been closed
+                found += os.readlink(f"/proc/{pid}/fd/{descriptor}") == PERF_EVENT
+    return found
+
+
+def most_calls(hooks: list[int]) -> int:
+    """Return how many calls a trace may have counted, at most, for a thread that made one call each time that
+    it had found so many hooks of the trace.
+
+    The trace gets its hooks from the loader once all are attached, and counts only after that. It stops
+    counting before it detaches the first. A call just before the first hooks are found may come after them.
     """
-    return 1 + max(bisect.bisect_right(times, first + seconds) - number for number, first in enumerate(times))
+    assert any(hooks), "nothing was seen to be attached"
+    first = next(at for at, number in enumerate(hooks) if number)
+    last = len(hooks) - 1 - hooks[::-1].index(max(hooks))
+    return last - max(first - 1, 0) + 1
 
 
 def test_what_comes_while_hooks_are_detached_does_not_count(tmp_path: Path) -> None:
@@ -178,41 +195,42 @@ def test_what_comes_while_hooks_are_detached_does_not_count(tmp_path: Path) -> N
         socket.socket() as no_listener,
         Trace("stackcount", "-r", hooks, "-K", "--format", "json", "-o", file, "1") as one,
     ):
-        times = []
+        found = []
         while one.process.poll() is None:
-            times.append(time.monotonic())
+            found.append(hooks_of(one.process.pid))
             with pytest.raises(OSError, match="Invalid argument"):
                 no_listener.accept()
             time.sleep(0.001)
         done = one.finish()
     assert done.code == 0
     rows = [row for row in map(json.loads, file.read_text().splitlines()) if row["pid"] == os.getpid()]
-    assert 0 < sum(row["count"] for row in rows) <= most_calls(times, done.seconds + ROUNDED)
+    assert 0 < sum(row["count"] for row in rows) <= most_calls(found)
 
 
 def test_what_comes_while_hooks_are_attached_does_not_count(tmp_path: Path) -> None:
     """Hooks are attached one after another, which takes seconds. The one of access() is among the first."""
     file = tmp_path / "counts"
-    times: list[float] = []
+    found: list[int] = []
     is_over = threading.Event()
+    hooks = "t:syscalls:sys_enter_[ae].*"
+    one = Trace("stackcount", "-r", hooks, "-K", "--format", "json", "-o", file, "1")
 
     def call() -> None:
         while not is_over.wait(0.001):
-            times.append(time.monotonic())
+            found.append(hooks_of(one.process.pid))
             os.access("/", os.F_OK)
 
     caller = threading.Thread(target=call)
     caller.start()
     try:
-        hooks = "t:syscalls:sys_enter_[ae].*"
-        with Trace("stackcount", "-r", hooks, "-K", "--format", "json", "-o", file, "1") as one:
+        with one:
             done = one.finish()
     finally:
         is_over.set()
         caller.join()
     assert done.code == 0
     rows = [row for row in map(json.loads, file.read_text().splitlines()) if row["pid"] == os.getpid()]
-    assert 0 < sum(row["count"] for row in rows) <= most_calls(times, done.seconds + ROUNDED)
+    assert 0 < sum(row["count"] for row in rows) <= most_calls(found)
 
 
 def test_it_ends_with_its_process() -> None:

@@ -38,11 +38,6 @@ class Done:
         return int(self._reported(r"([\d,]+) events").replace(",", ""))
 
     @property
-    def seconds(self) -> float:
-        """The duration that the trace reports, to a tenth of a second."""
-        return float(self._reported(r"([\d.]+) s, [\d,]+ events"))
-
-    @property
     def lost(self) -> str:
         """What the trace reports to have lost; `none` if nothing."""
         return self._reported(r"lost: (.*)$")
