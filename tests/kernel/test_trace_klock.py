@@ -222,6 +222,10 @@ def test_by_thread_and_at_intervals(klock: Callable[..., Trace], workload: Start
     one = workload("kernel_locks", 20, 20_000, scratch)
     trace = klock("-p", one.pid, "--callers", "-P", "-i", "500ms")
     one.run()
+    deadline = time.monotonic() + 30
+    while trace.written.count("Avg Wait") < 2:  # the third is that of the rest, at the end
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     text = trace.stop()
     rows = [line.split() for line in text.splitlines() if one.comm in line]
     assert text.count("Avg Wait") >= 3

@@ -65,6 +65,13 @@ class Trace:
         return self._written.read()
 
     @property
+    def written(self) -> str:
+        """What the trace has written to standard output so far."""
+        descriptor = self._written.fileno()
+        # pread() leaves the position alone, at which the trace writes.
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode()
+
+    @property
     def said(self) -> str:
         """What the trace wrote to standard error, without the progress."""
         lines = self._shown.replace("\r\n", "\n").split("\n")
