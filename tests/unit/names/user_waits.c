@@ -36,6 +36,7 @@ static pthread_t never;
 static pthread_mutex_t back_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t back_cond = PTHREAD_COND_INITIALIZER;
 static int is_waiting;
+static volatile int is_initialising;
 
 #define NAME(name) prctl(PR_SET_NAME, name)
 #define WAITER(name, call)                                                                                   \
@@ -55,6 +56,7 @@ static int is_waiting;
 static void init(void)
 {
     NAME("initialising");
+    is_initialising = 1;
     pause();
 }
 static void *initialise(void *u)
@@ -124,7 +126,8 @@ int main(void)
     pthread_rwlock_wrlock(&large.rw);
     pthread_create(&never, NULL, nothing, NULL);
     start(initialise);
-    usleep(10000);
+    while (!is_initialising)
+        usleep(1000);
     start(global_thread);
     start(file_thread);
     start(inside_thread);

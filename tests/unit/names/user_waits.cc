@@ -63,6 +63,7 @@ std::barrier bar(2);
 std::promise<int> promise;
 std::shared_future<int> fut = promise.get_future().share();
 std::once_flag flag;
+std::atomic<int> initialising; // threads that initialise something for ever
 std::atomic<int> word;
 NI void condition_caller()
 {
@@ -104,7 +105,10 @@ NI void future_caller()
 }
 NI void callonce_caller()
 {
-    std::call_once(flag, [] { pause(); });
+    std::call_once(flag, [] {
+        ++initialising;
+        pause();
+    });
     asm volatile("");
 }
 NI void atomic_caller()
@@ -115,6 +119,7 @@ NI void atomic_caller()
 struct Slow {
     Slow()
     {
+        ++initialising;
         pause();
     }
 };
@@ -147,7 +152,8 @@ int main()
     never = new std::thread([] { pause(); });
     start("i1", [] { callonce_caller(); });
     start("i2", [] { guard_caller(); });
-    usleep(20000);
+    while (initialising < 2)
+        usleep(1000);
 #define S(n) start(#n, [] { n##_caller(); })
 #define M(n) start(#n, [] { Registry().n##_caller(); })
     M(mutex);
