@@ -8,12 +8,13 @@ from pathlib import Path
 
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.pairs import Entries
+from lockd.names.locks.locking_code import releasing_site
 from lockd.names.protocol import NO_RELEASE, OWNER_ENDED, UNKNOWN_HOLDER
 from lockd.printable import printable
 from lockd.trace.core.output import csv_line
 from lockd.trace.futex.calls import NameOf
 from lockd.trace.futex.lock_rows import CsvFormat, Line, microseconds, parse, read_file
-from lockd.trace.futex.summary import KINDS, Grouping, average_us, judge_stack
+from lockd.trace.futex.summary import KINDS, Grouping, average_us, frames_of
 
 COLUMNS = ("pid", "addr", "waited_us", "max_waited_us", "releases", "kind", "lock", "holder", "stack")
 FORMAT = CsvFormat(
@@ -46,8 +47,8 @@ class HolderRow(Held):
     kind: str = ""
     lock: str = ""
     holder: str = ""
-    """The innermost function of the releasing stack that is not locking code. A value in parentheses says why
-    none is known."""
+    """The innermost function of the releasing stack that does more than unlock (releasing_site()). A value in
+    parentheses says why none is known."""
     frames: tuple[str, ...] = ()
     """Functions, outermost first; empty if no release was seen."""
 
@@ -95,7 +96,7 @@ class Holders:
     def _holder(self, end: int, frames: tuple[str, ...]) -> str:
         match self._ends[end]:
             case "release":
-                return judge_stack(frames).site or UNKNOWN_HOLDER
+                return releasing_site(frames_of(frames)) or UNKNOWN_HOLDER
             case "owner_ended":
                 return OWNER_ENDED
             case _:
@@ -150,5 +151,6 @@ BY_HOLDER = Grouping[HolderRow](
         "stacks": lambda group: len({row.frames for row in group.rows if row.frames}),
     },
     shown=("waited.sum", "releases", "waited.avg", "waited.max"),
+    site=lambda frames: releasing_site(frames_of(frames)),
 )
 """The grouping by lock and holder. `waited.avg` is the mean time per release."""

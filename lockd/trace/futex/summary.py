@@ -114,12 +114,18 @@ class Grouping(Generic[AnyRow]):
     """The columns of values that a summary may have."""
     shown: tuple[str, ...]
     """The columns of values that a summary has by default. It is sorted by the first one by default."""
+    site: Callable[[Sequence[str]], str]
+    """Returns the function at which a stack in a table begins; empty if it has none. The functions of the
+    stack are given outermost first."""
 
 
 GROUPINGS = {
-    by: Grouping(key, LABELS[by], lambda row: (row.blocked_ns, row.wait_count), COLUMNS, DEFAULT_COLUMNS)
+    by: Grouping(
+        key, LABELS[by], lambda row: (row.blocked_ns, row.wait_count), COLUMNS, DEFAULT_COLUMNS,
+        site=lambda frames: judge_stack(frames).site,
+    )
     for by, key in KEYS.items()
-}
+}  # fmt: skip
 """The groupings of futex calls, by the value of --group."""
 
 
@@ -139,12 +145,20 @@ def _is_additive(column: str) -> bool:
 
 
 def judge_stack(frames: Sequence[str]) -> Judgement:
-    """Kind and site of a lock, as a stack shows them. `frames` are the stack's functions, outermost first.
+    """Kind and site of a lock, as the stack of a thread that waits for it shows them.
+
+    `frames` are those of frames_of().
+    """
+    return judge(frames_of(frames))
+
+
+def frames_of(frames: Sequence[str]) -> list[Frame]:
+    """A stack, innermost first. `frames` are its functions as rows have them, outermost first.
 
     The names may come from another tool: versions (`@@GLIBC_2.3.2`) and arguments are ignored. A function
     without a name is `object+0xoffset`.
     """
-    return judge([_frame(text) for text in reversed(frames)])
+    return [_frame(text) for text in reversed(frames)]
 
 
 def _frame(text: str) -> Frame:
@@ -187,6 +201,8 @@ class Summary:
     """For each group its labels, and the values of `this%` and `cum%` (in per cent) and of the columns."""
     left_out: int
     """Number of smaller groups that are not in `lines`."""
+    site: Callable[[Sequence[str]], str]
+    """Grouping.site."""
 
 
 def summarise(
@@ -214,7 +230,8 @@ def summarise(
         heaviest = max(group.rows, key=grouping.weight)
         labels = {label: _label_of(heaviest, label) for label in grouping.labels}
         lines.append((labels, {**shares, **{name: grouping.columns[name](group) for name in columns}}))
-    return Summary(grouping.labels, tuple(columns), tuple(lines), len(largest) - len(lines))
+    left_out = len(largest) - len(lines)
+    return Summary(grouping.labels, tuple(columns), tuple(lines), left_out, grouping.site)
 
 
 def as_table(summary: Summary) -> Iterator[str]:
@@ -222,7 +239,7 @@ def as_table(summary: Summary) -> Iterator[str]:
     rows = [
         [
             *(_value(name, value) for name, value in values.items()),
-            *(printable(_label(x)) for x in labels.values()),
+            *(printable(_label(x, summary.site)) for x in labels.values()),
         ]
         for labels, values in summary.lines
     ]
@@ -267,14 +284,21 @@ def _field(label: object) -> str:
     return printable(";".join(label)) if isinstance(label, tuple) else printable(str(label))
 
 
-def _label(label: object) -> str:
-    """A label for a table. A stack is shown by its innermost functions, without the locking code."""
+def _label(label: object, site_of: Callable[[Sequence[str]], str]) -> str:
+    """A label for a table. A stack is shown by its innermost functions, from its site (Grouping.site) on."""
     if not isinstance(label, tuple):
         return str(label)
-    names = list(reversed(label))
-    site = judge_stack(label).site
-    names = names[names.index(site) :] if site in names else names
+    names = callers(label, site_of(label))
     return " < ".join([*names[:SHOWN_FRAMES], *(["..."] if len(names) > SHOWN_FRAMES else [])])
+
+
+def callers(frames: Sequence[str], site: str) -> list[str]:
+    """The functions of a stack from its site on, innermost first; all of them if the site is not among them.
+
+    `frames` are all functions of the stack, outermost first.
+    """
+    names = list(reversed(frames))
+    return names[names.index(site) :] if site in names else names
 
 
 def _value(name: str, value: float) -> str:

@@ -6,18 +6,23 @@ import argparse
 import csv
 import io
 import json
+import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockd.kernel.manifest import Manifest
 from lockd.names.protocol import NO_RELEASE, OWNER_ENDED, UNKNOWN_HOLDER
 from lockd.trace.futex import futex
 from lockd.trace.futex import report as tool
-from lockd.trace.futex.holders import COLUMNS, HolderRow, as_csv, read
-from lockd.trace.futex.summary import judge_stack
+from lockd.trace.futex.holders import BY_HOLDER, COLUMNS, HolderRow, Holders, as_csv, read
+from lockd.trace.futex.summary import as_table, judge_stack, summarise
+from tests.unit.names.test_locking import RELEASES, frames
 from tests.unit.trace.test_report import NAMES, TRACES, report
 
 HOLDERS = TRACES / "holders.csv"
@@ -225,3 +230,23 @@ def test_functions_of_the_c_library_without_a_name_are_locking_code(unlocking: t
 
 def test_other_functions_without_a_name_may_hold_a_lock() -> None:
     assert judge_stack(("main", "server+0x1234", "pthread_mutex_unlock")).site == "server+0x1234"
+
+
+def test_the_holder_is_the_code_around_what_unlocks() -> None:
+    """The daemon names the same holders. A trace has no names of object files, by which the daemon knows the
+    locks that the C library takes for itself."""
+    cases = [case for case in RELEASES.replace("\n    ", " ").strip().split("\n") if ":free" not in case]
+    sites, stacks = zip(*(case.split(": ") for case in cases), strict=True)
+    functions = [tuple(frame.function for frame in frames(stack)) for stack in stacks]
+    keys = np.zeros(len(cases), [(name, np.int64) for name in ("tgid", "address", "kind", "end", "stack")])
+    keys["address"] = keys["stack"] = np.arange(1, len(cases) + 1)
+    values = np.ones(len(cases), [(name, np.int64) for name in ("releases", "waited_ns", "max_waited_ns")])
+    enums = {"futex_kind": ("lock",), "wait_end": ("release",)}
+    held = Holders(cast("Manifest", SimpleNamespace(enums=enums)))
+    held.add({Holders.PAIR: (keys, values)})
+    rows = held.rows(lambda number: functions[number - 1], lambda tgid, address, kind: (kind, ""))
+    holders = {row.address: row.holder for row in rows}
+    assert [holders[number] for number in keys["address"]] == [site.partition(":")[2] for site in sites]
+    for line in list(as_table(summarise(rows, BY_HOLDER)))[1:]:
+        *_, holder, stack = re.split("  +", line.strip())
+        assert stack.split(" < ")[0] == holder
