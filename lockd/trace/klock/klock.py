@@ -170,17 +170,30 @@ def run(args: argparse.Namespace) -> int:
     optional = () if args.mode == "all" or args.hold else ("holds",)
     with Session(TITLE, settings_of(args), seconds, args.pids, args.tids, optional=optional) as session:
         trace = LockTrace(session, args)
-        if args.format in STREAMED and not output.is_only_graph(args):
+        texts = trace.records() if args.format == "csv" else trace.tables()
+
+        def write_texts() -> None:
             with output.stream(args.output, session.progress.end) as write:
-                for text in trace.records() if args.format == "csv" else trace.tables():
+                for text in texts:
                     write(text)
-            if args.flamegraph:
-                output.write_graph(args, trace.profile())
-        else:
+
+        def write_graph() -> None:
+            session.stop()  # if a text could not be written, the trace has not ended yet
+            for _ in texts:
+                pass
+            output.write_graph(args, trace.profile())
+
+        def write_profile() -> None:
             for _ in trace.windows():
                 pass
             output.write(args, trace.profile())
-        session.report()
+
+        if args.format not in STREAMED or output.is_only_graph(args):
+            output.write_each([write_profile, session.report])
+        elif args.flamegraph:
+            output.write_each([write_texts, write_graph, session.report])
+        else:
+            output.write_each([write_texts, session.report])
     return 0
 
 

@@ -68,13 +68,16 @@ def run(args: argparse.Namespace) -> int:
         pattern_options.report_attached(session, probes)
         counts = _Counts(args, session.stacks)
         intervals = output.Intervals(args.interval)
-        for drained in session.windows():
-            session.events += counts.add(drained)
-            if not session.ended_ns and intervals.has_ended():
-                session.progress.end()
-                counts.write()
-        counts.write(None if args.interval else session.elapsed)
-        session.report()
+
+        def count() -> None:
+            for drained in session.windows():
+                session.events += counts.add(drained)
+                if not session.ended_ns and intervals.has_ended():
+                    session.progress.end()
+                    counts.write()
+            counts.write(None if args.interval else session.elapsed)
+
+        output.write_each([count, session.report])
     return 0
 
 
@@ -135,11 +138,17 @@ class _Counts:
             TITLE, (Value("count", "count"),), list(self._samples()), self._began,
             now - self._began if seconds is None else seconds,
         )  # fmt: skip
-        if self._args.timestamp and not output.is_only_graph(self._args):
+
+        def write_heading() -> None:
             heading = time.strftime("%H:%M:%S\n", time.localtime(now))
             output.write_text(self._args.output, [heading], self._was_written)
             self._was_written = True
-        write(self._args, profile, self._was_written)
+
+        def write_counts() -> None:
+            write(self._args, profile, self._was_written)
+
+        has_heading = self._args.timestamp and not output.is_only_graph(self._args)
+        output.write_each([write_heading, write_counts] if has_heading else [write_counts])
         self._counts.clear()
         self._began, self._was_written = now, True
 

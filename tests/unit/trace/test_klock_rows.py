@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from lockd.errors import LockdError
+from lockd.kernel.pairs import Entries
 from lockd.trace.core.call_stacks import CallStacks
 from lockd.trace.core.session import Progress, Session
 from lockd.trace.klock import klock
@@ -127,26 +132,73 @@ def test_records_come_once_their_period_is_over() -> None:
     assert list(records.rest()) == []
 
 
+class FakeSession:
+    """A session that drains a wait of 1 ns from time to time, and once more when it is stopped."""
+
+    def __init__(self) -> None:
+        self.manifest = SimpleNamespace(enums={"lock_type": TYPES}, chosen=())
+        self.stacks, self.progress = CallStacks(), Progress(sys.stderr)
+        self.elapsed, self.ended_ns, self.events = 1.0, 0, 0
+        self.is_stopped = False
+        self.drained = self.reports = 0
+
+    def __enter__(self) -> FakeSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def windows(self) -> Iterator[dict[str, Entries]]:
+        keys = np.zeros(1, [(name, "u8") for name in ("lock", "stack", "period", "tid", "type")])
+        values = np.zeros(
+            1,
+            [*((name, "u8") for name in ("waits", "given_up", "wait_ns", "max_wait_ns", "is_mmap_lock")),
+             ("who", [("tgid", "u4"), ("thread_comm", "S16")])],
+        )  # fmt: skip
+        values["waits"] = values["wait_ns"] = 1
+        is_last = False
+        while not is_last:
+            is_last = self.is_stopped
+            time.sleep(0 if is_last else 0.001)
+            self.drained += 1
+            yield {"kernel_locks": (keys, values)}
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def report(self) -> None:
+        self.reports += 1
+
+
 @pytest.mark.parametrize(
     ("words", "samples"), [("", 0), ("--callers", 0), ("--flamegraph x.svg -o y", 1), ("--format folded", 1)]
 )
 def test_only_a_profile_needs_the_rows_of_the_whole_trace(words: str, samples: int) -> None:
-    keys = np.zeros(1, [(name, "u8") for name in ("lock", "stack", "period", "tid", "type")])
-    values = np.zeros(
-        1,
-        [*((name, "u8") for name in ("waits", "given_up", "wait_ns", "max_wait_ns", "is_mmap_lock")),
-         ("who", [("tgid", "u4"), ("thread_comm", "S16")])],
-    )  # fmt: skip
-    values["waits"] = values["wait_ns"] = 1
-    session = SimpleNamespace(
-        manifest=SimpleNamespace(enums={"lock_type": TYPES}, chosen=()), stacks=CallStacks(), events=0,
-        progress=Progress(sys.stderr), elapsed=1.0, windows=lambda: [{"kernel_locks": (keys, values)}],
-    )  # fmt: skip
+    session = FakeSession()
+    session.stop()
     parser = argparse.ArgumentParser()
     klock.add_options(parser)
     trace = klock.LockTrace(cast("Session", session), parser.parse_args(["--no-ongoing", *words.split()]))
     assert [len(found) for found in trace.windows()] == [1]
     assert len(trace.profile().samples) == samples
+
+
+@pytest.mark.parametrize("words", ["", "--callers -i 2ms", "--format folded"])
+def test_what_cannot_be_written_costs_neither_the_flame_graph_nor_the_report(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trace ends when its texts cannot be written, and the flame graph shows all of it."""
+    session, graph = FakeSession(), tmp_path / "graph.svg"
+    session.is_stopped = "--format" in words
+    monkeypatch.setattr(klock, "Session", lambda *_, **__: session)
+    parser = argparse.ArgumentParser()
+    klock.add_options(parser)
+    args = parser.parse_args(f"--no-ongoing {words} -o /dev/full --flamegraph {graph}".split())
+    args.command_line, args.format_given = "lockd trace klock", "--format" in words
+    with pytest.raises(LockdError, match="/dev/full: cannot be written: No space left on device"):
+        klock.run(args)
+    assert f"wait_ns: 0.{session.drained:03} us in all" in graph.read_text()
+    assert session.reports == 1
 
 
 def test_names_of_threads_break_no_line() -> None:

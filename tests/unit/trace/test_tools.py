@@ -344,6 +344,16 @@ def test_a_graph_that_cannot_be_written_costs_no_counts(tmp_path: Path) -> None:
     assert file.read_text() == "sh;main;read 30\n"
 
 
+def test_a_time_that_cannot_be_written_costs_no_graph(tmp_path: Path) -> None:
+    graph = tmp_path / "graph.svg"
+    words = f"stackcount c:malloc -T -o /dev/full --flamegraph {graph}".split()
+    args = cli._parser(["trace"]).parse_args(["trace", *words])
+    args.command_line = "lockd trace stackcount"
+    with pytest.raises(LockdError, match="/dev/full: cannot be written: No space left on device"):
+        stackcount._Counts(args, CallStacks()).write(1.0)
+    assert "</svg>" in graph.read_text()
+
+
 def test_arguments_may_stand_among_options() -> None:
     for words in ("stackcount t:a:b -p 1 2s", "stackcount -p 1 t:a:b 2s", "stackcount t:a:b 2s -p 1"):
         args = cli._parser(["trace", *words.split()]).parse_args(["trace", *words.split()])
