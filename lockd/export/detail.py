@@ -104,7 +104,8 @@ def table_rows(name: str, head: Head, arrays: Arrays) -> Iterator[dict[str, Any]
 
 
 def render_table(name: str, head: Head, arrays: Arrays, query: Query) -> bytes:
-    """A table of the block as JSON: {"time": seconds, NAME: [{column: value, ...}, ...]}.
+    """A table of the block, and when it was measured, as JSON: {"time": seconds since 1970, "monotonic":
+    seconds, NAME: [{column: value, ...}, ...]}.
 
     Raises QueryError if the table has no column for one of the filters.
     """
@@ -113,7 +114,8 @@ def render_table(name: str, head: Head, arrays: Arrays, query: Query) -> bytes:
             raise QueryError(f"parameter {column}: {name} have no such column; rule: leave it out")
     wanted = query.filters.items()
     rows = (row for row in table_rows(name, head, arrays) if all(row[key] == value for key, value in wanted))
-    answer = {"time": head["time"], name: list(itertools.islice(rows, query.limit))}
+    clocks = {clock: head[clock] for clock in ("time", "monotonic")}
+    answer = {**clocks, name: list(itertools.islice(rows, query.limit))}
     return json.dumps(answer, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 

@@ -142,7 +142,10 @@ class Table:
     """
 
     time: float
-    """When the daemon measured the rows, in seconds of its clock."""
+    """When the daemon measured the rows, in seconds of its host's monotonic clock.
+
+    Older daemons tell only the time of day, whose steps make rates wrong.
+    """
     rows: tuple[Row, ...]
     is_complete: bool = True
     """Whether the daemon had no further rows."""
@@ -197,7 +200,7 @@ class Client:
                 _merged((row for raw in table[name] for row in make_rows(raw)), lambda row: row.origin)
             )
             has_holds = any("held_us" in row for row in table[name])
-            time = round(float(table["time"]), 6)
+            time = round(float(table.get("monotonic", table["time"])), 6)
             if not math.isfinite(time):
                 raise ValueError(f"the time is {time}")
             return Table(time, rows, len(table[name]) < MAX_ROWS[name], has_holds)
@@ -253,7 +256,7 @@ class Rates:
         """The table with rates, or None if no earlier table can be compared with it.
 
         This is so for the first table, for a table with the same time as the last one, and for a table with
-        an earlier time, after the daemon's clock was set back.
+        an earlier time, after the daemon's host was started again.
         """
         before = self._before
         if before is not None and table.time == before.time:

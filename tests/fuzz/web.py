@@ -334,9 +334,8 @@ def tables_of_daemons() -> list[bytes]:
     looks = []
     for time, blocked in ((1.0, 10), (2.0, 900)):
         row = {**both, "blocked_us": blocked, "max_blocked_us": blocked, "blocked_count": blocked}
-        looks.append(
-            json.dumps({"time": time, "locks": [row, {**row, "tgid": 0}], "threads": [row]}).encode()
-        )
+        clocks = {"time": time, "monotonic": time}
+        looks.append(json.dumps({**clocks, "locks": [row, {**row, "tgid": 0}], "threads": [row]}).encode())
     return [b"\n".join(looks), looks[0]]
 
 

@@ -64,6 +64,8 @@ class Daemon:
         self.locks: Callable[[int], list[dict[str, Any]]] = lambda n: []
         self.bottlenecks: Callable[[int], list[dict[str, Any]]] = lambda n: []
         self.time: Callable[[int], Any] = lambda n: 1000.0 + n
+        self.monotonic: Callable[[int], Any] | None = None
+        """None stands for a daemon of a version that does not tell it."""
         self.answer: tuple[int, dict[str, str], bytes] | None = None
         self.asked: list[tuple[str, str]] = []
         self.looks = Counter[str]()
@@ -91,7 +93,8 @@ class Daemon:
         name = path.partition("?")[0].rpartition("/")[2]
         n = self.looks[name]
         self.looks[name] += 1
-        return json.dumps({"time": self.time(n), name: getattr(self, name)(n)}).encode()
+        monotonic = {"monotonic": self.monotonic(n)} if self.monotonic else {}
+        return json.dumps({"time": self.time(n), **monotonic, name: getattr(self, name)(n)}).encode()
 
     def close(self) -> None:
         self.server.shutdown()

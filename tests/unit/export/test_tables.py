@@ -36,8 +36,8 @@ def test_filters_come_before_the_limit() -> None:
 
 def test_a_filter_on_a_column_that_the_table_lacks() -> None:
     tables = {"locks": {"text": {"lock": ["a"]}, "numbers": [], "lists": {}}}
-    block = pack({"tables": tables, "time": 1}, {})
-    assert render(block, "locks") == {"time": 1, "locks": [{"lock": "a"}]}
+    block = pack({"tables": tables, "time": 1, "monotonic": 2}, {})
+    assert render(block, "locks") == {"time": 1, "monotonic": 2, "locks": [{"lock": "a"}]}
     with pytest.raises(QueryError, match="parameter comm: locks have no such column"):
         render(block, "locks", comm="a")
 

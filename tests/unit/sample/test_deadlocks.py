@@ -106,7 +106,7 @@ class Bench:
         tables: dict[str, Any] = {}
         arrays: dict[str, Any] = {}
         self.deadlocks.add_table(tables, arrays, clock, 1700.0)
-        block = memoryview(pack({"tables": tables, "time": 1700.0}, arrays))
+        block = memoryview(pack({"tables": tables, "time": 1700.0, "monotonic": 170.0}, arrays))
         rows: list[dict[str, Any]] = json.loads(
             render_table("deadlocks", *unpack(block), query=parse_query({}))
         )["deadlocks"]

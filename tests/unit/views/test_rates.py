@@ -61,7 +61,17 @@ def test_rates_use_the_clock_of_the_daemon() -> None:
     assert (table.rows[0].count_rate, table.rows[0].blocked_rate) == (2.0, 0.5)
 
 
-def test_a_clock_that_was_set_back_costs_one_look() -> None:
+def test_a_clock_that_is_set_changes_no_rates(daemon: Daemon) -> None:
+    daemon.time, daemon.monotonic = lambda n: 1000.0 + n / 10, lambda n: 50.0 + n
+    daemon.locks = lambda n: [lock(blocked_us=n * SECOND, blocked_count=4 * n)]
+    client, rates = Client(daemon.url), Rates()
+    assert rates.feed(client.locks()) is None
+    table = rates.feed(client.locks())
+    assert table is not None
+    assert (table.rows[0].count_rate, table.rows[0].blocked_rate) == (4.0, 1.0)
+
+
+def test_a_clock_that_went_back_costs_one_look() -> None:
     back = [(9.0, [row(count=1)]), (2.0, [row(count=3)])]
     assert fed(*back) is None
     table = fed(*back, (3.0, [row(count=4)]))

@@ -40,6 +40,7 @@ def test_no_such_host() -> None:
      json.dumps({"time": 1, "locks": [lock(blocked_us=10**400)]}).encode(),
      json.dumps({"time": 1, "locks": [lock(waiting=float("inf"))]}).encode(),
      json.dumps({"time": float("nan"), "locks": []}).encode(),
+     json.dumps({"time": 1, "monotonic": float("nan"), "locks": []}).encode(),
      json.dumps({"time": 1, "locks": [lock(blocked_us=None)]}).encode()],
 )  # fmt: skip
 def test_something_else_answers(daemon: Daemon, body: bytes) -> None:
