@@ -85,8 +85,13 @@ def _plain(name: str) -> str:
 
 
 def _draw(axes: Axes, seconds: Any, values: Any, **more: Any) -> None:
-    """Draw a line with a mark at each period, because a single value makes no line. NaN is not drawn."""
-    axes.plot(seconds, values, drawstyle="steps-post", marker=".", markersize=3, linewidth=1, **more)
+    """Draw a line that stays at each value for its period. NaN is not drawn.
+
+    The last value has a mark, as the line ends where its period begins. Marks at all periods would make pages
+    of long recordings too large for a browser.
+    """
+    marks = {"marker": ".", "markersize": 3, "markevery": slice(-1, None)}
+    axes.plot(seconds, values, drawstyle="steps-post", linewidth=1, **marks, **more)
 
 
 def _describe(axes: Axes, title: str, unit: str) -> None:

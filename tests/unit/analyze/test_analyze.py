@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import struct
@@ -361,6 +362,31 @@ def test_png_and_page_are_written(file: Path, tmp_path: Path, capfd: pytest.Capt
     assert "pipe-&gt;mutex" in page
     assert not re.search(r"<(script|link|img|iframe)|@import|url\(h", page)
     assert capfd.readouterr().out == ""
+
+
+def test_a_long_recording_makes_a_page_that_a_browser_can_show(tmp_path: Path) -> None:
+    need("python3:matplotlib")
+    path, page = tmp_path / "records", tmp_path / "x.html"
+    path.write_text(
+        "".join(f"s,x,P1_T1,mutex,0xff,{START + n * 50 * MS},{n % 7 * MS},1,0\n" for n in range(2000))
+    )
+    assert cli.main(["analyze", "--html", str(page), str(path)]) == 0
+    assert page.read_text().count("<use") < 200
+
+
+@pytest.mark.parametrize("periods", [10, 3000])
+def test_a_single_value_between_gaps_can_be_seen(periods: int, tmp_path: Path) -> None:
+    need("python3:matplotlib")
+    path, image = tmp_path / "records", io.BytesIO()
+    at = (0, periods // 3, periods - 1)
+    path.write_text("".join(f"s,x,P1_T1,mutex,0xff,{START + n * 50 * MS},{MS},1,0\n" for n in at))
+    drawn = pictures.figure(read([path], 50 * MS), 0)
+    drawn.savefig(image, format="rgba")
+    area = drawn.axes[3].get_window_extent()
+    pixels = np.frombuffer(image.getvalue(), np.uint8).reshape(1100, 1200, 4).astype(int)
+    pixels = pixels[1100 - int(area.y1) : 1100 - int(area.y0), int(area.x0) : int(area.x1)]
+    is_blue = (pixels[..., 2] - pixels[..., 0] > 60).any(axis=0)
+    assert np.count_nonzero(np.diff(is_blue.astype(int)) == 1) == 3
 
 
 def test_a_name_with_dollars_is_no_formula(
