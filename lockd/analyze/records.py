@@ -16,7 +16,7 @@ import numpy.typing as npt
 from lockd.errors import UsageError
 from lockd.names.kernel.locks import member_of
 from lockd.names.kernel.sites import is_locking, is_tracing
-from lockd.trace.futex import lock_rows
+from lockd.trace.futex import lock_rows, summary
 
 SAMPLE = re.compile(
     r"s,(?P<comm>.*),P(?P<pid>\d{1,20})_T(?P<tid>\d{1,20}),(?P<type>\w+),0x(?P<address>[0-9a-f]{1,20}),"
@@ -75,6 +75,8 @@ class Records:
     threads: tuple[Thread, ...]
     stacks: tuple[tuple[str, ...], ...]
     """The names of the functions of each stack, innermost first; an empty tuple if they are not known."""
+    user_stacks: frozenset[int]
+    """The positions in `stacks` of the stacks that are of processes. The others are of the kernel."""
     types: dict[int, str]
     """Types of locks by position in `locks`; several types of one lock have `/` between them."""
     names: dict[int, str]
@@ -97,6 +99,9 @@ class Records:
         If there is no such function, all functions are returned. `stack` is a position in `stacks`.
         """
         functions = self.stacks[stack]
+        if stack in self.user_stacks:
+            frames = functions[::-1]
+            return tuple(summary.callers(frames, summary.judge_stack(frames).site))
         for position, name in enumerate(map(_plain_name, functions)):
             if name and not is_locking(name) and not is_tracing(name):
                 return functions[position:]
@@ -123,8 +128,8 @@ class Records:
     def where(self, mask: npt.NDArray[np.bool_]) -> Records:
         """The rows that `mask` selects, with the same locks, threads and stacks."""
         return Records(
-            self.rows[mask], self.locks, self.threads, self.stacks, self.types, self.names, self.comms,
-            self.period_ns, self.began_ns,
+            self.rows[mask], self.locks, self.threads, self.stacks, self.user_stacks, self.types, self.names,
+            self.comms, self.period_ns, self.began_ns,
         )  # fmt: skip
 
 
@@ -136,6 +141,7 @@ class _Reader:
     locks: dict[Lock, int] = field(default_factory=dict)
     threads: dict[Thread, int] = field(default_factory=dict)
     stacks: dict[tuple[str, ...], int] = field(default_factory=lambda: {(): 0})
+    user_stacks: set[int] = field(default_factory=set)
     types: dict[int, set[str]] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     comms: dict[int, str] = field(default_factory=dict)
@@ -200,7 +206,8 @@ class _Reader:
                 if row.lock:
                     self.names[lock] = row.lock
                 thread = self.thread(row.pid, row.tid, row.comm)
-                stack = self.stack(tuple(reversed(row.frames)))
+                stack = self.stack(row.frames[::-1])
+                self.user_stacks.add(stack)
                 self.rows.append((lock, thread, stack, -1, row.blocked_ns, row.wait_count, row.ongoing))
 
 
@@ -218,8 +225,8 @@ def read(paths: Sequence[Path], period_ns: int = 0) -> Records:
     rows = np.array(reader.rows, ROW)
     types = {lock: "/".join(sorted(names)) for lock, names in reader.types.items()}
     records = Records(
-        rows, tuple(reader.locks), tuple(reader.threads), tuple(reader.stacks), types, reader.names,
-        reader.comms, period_ns or _period(rows["start_ns"]),
+        rows, tuple(reader.locks), tuple(reader.threads), tuple(reader.stacks), frozenset(reader.user_stacks),
+        types, reader.names, reader.comms, period_ns or _period(rows["start_ns"]),
     )  # fmt: skip
     records.names |= _names(records)
     return records

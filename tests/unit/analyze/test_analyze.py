@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from lockd import cli
-from lockd.analyze import command, pictures, statistics
+from lockd.analyze import command, pictures, report, statistics
 from lockd.analyze.records import Lock, Records, Thread, read
 from lockd.errors import UsageError
 from lockd.trace.futex import lock_rows
@@ -161,6 +161,21 @@ def test_calls_of_lockd_trace_futex(tmp_path: Path) -> None:
     assert records.stacks[int(records.rows["stack"][0])] == ("lock_it", "main")
     assert len(statistics.period_starts(records)) == 0
     assert statistics.lock_periods(records) == []
+
+
+def test_stacks_of_processes_begin_where_a_thread_waits(tmp_path: Path) -> None:
+    path = tmp_path / "calls.csv"
+    path.write_text(
+        f'{CSV}7,8,0x7f00,1500,9,900,9,3,2,0,0,"app;main;Cache<int, long>::get;std::mutex::lock;'
+        'pthread_mutex_lock;__lll_lock_wait"\n'
+        '7,8,0x7f00,1000,9,900,9,3,2,0,0,"app;main;up"\n'
+    )
+    records = read([path])
+    of_stacks = statistics.totals(records, "stack")
+    assert [report.stack(records, total.subject) for total in of_stacks] == [
+        "Cache<int, long>::get < main",
+        "up < main",  # the kernel has a locking function of this name
+    ]
 
 
 def test_files_are_put_together(file: Path, tmp_path: Path) -> None:
