@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from lockd.printable import printable
-from lockd.trace.core.output import csv_line
+from lockd.trace.core.output import csv_line, stack_field
 
 BAR = 52
 """Width of the longest bar in characters."""
@@ -218,17 +218,20 @@ def buckets(histogram: Histogram | Tally) -> list[dict[str, int | str | None]]:
 def as_csv(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
     """Lines of the format `csv`: a head, then a line for each bucket of each group.
 
-    A stack is one field, outermost function first, with semicolons between the functions.
+    Stacks are as stack_field() returns them.
     """
     has_head = False
     for group in groups:
-        labels = map(_outermost_first, group.labels.values())
-        values = [_printable(";".join(label) if isinstance(label, list) else label) for label in labels]
+        values = [_field(_outermost_first(label)) for label in group.labels.values()]
         for bucket in group.histogram.buckets:
             if not has_head:
                 yield csv_line([*group.labels, *(f"bucket_{name}" for name in bucket.values), "bucket_count"])
                 has_head = True
             yield csv_line([*values, *map(_printable, bucket.values.values()), bucket.count])
+
+
+def _field(label: str | int | list[str]) -> object:
+    return stack_field(label) if isinstance(label, list) else _printable(label)
 
 
 def _printable(value: object) -> object:

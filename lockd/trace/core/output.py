@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import BinaryIO, cast
 
 from lockd.errors import LockdError, UsageError
+from lockd.printable import printable
 from lockd.views import flamegraph, pprof
 from lockd.views.profile import Profile, Sample
 
@@ -137,6 +138,14 @@ def aligned(rows: Sequence[Sequence[str]], numbers: int) -> Iterator[str]:
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip() + "\n"
+
+
+def stack_field(functions: Iterable[str]) -> str:
+    """A stack as a field of CSV: its functions, given outermost first, with semicolons between them.
+
+    A semicolon in a name becomes a colon, as it would divide the name.
+    """
+    return ";".join(printable(name).replace(";", ":") for name in functions)
 
 
 def csv_line(fields: Iterable[object], quote_texts: bool = False) -> str:

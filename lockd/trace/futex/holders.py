@@ -11,7 +11,7 @@ from lockd.kernel.pairs import Entries
 from lockd.names.locks.locking_code import releasing_site
 from lockd.names.protocol import NO_RELEASE, OWNER_ENDED, UNKNOWN_HOLDER
 from lockd.printable import printable
-from lockd.trace.core.output import csv_line
+from lockd.trace.core.output import csv_line, stack_field
 from lockd.trace.futex.calls import NameOf
 from lockd.trace.futex.lock_rows import CsvFormat, Line, microseconds, parse, read_file
 from lockd.trace.futex.summary import KINDS, Grouping, average_us, frames_of
@@ -109,9 +109,8 @@ def as_csv(rows: Iterable[HolderRow]) -> Iterator[str]:
     for row in rows:
         times = microseconds(row.waited_ns), microseconds(row.max_waited_ns)
         numbers = ",".join(map(str, (row.pid, f"{row.address:#x}", *times, row.releases)))
-        stack = ";".join(printable(name).replace(";", ":") for name in row.frames)
         names = map(printable, (row.kind, row.lock, row.holder))
-        yield f"{numbers},{csv_line((*names, stack), quote_texts=True)}"
+        yield f"{numbers},{csv_line((*names, stack_field(row.frames)), quote_texts=True)}"
 
 
 def read(path: Path) -> list[HolderRow]:

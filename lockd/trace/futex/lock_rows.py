@@ -17,7 +17,7 @@ from typing import TextIO, TypeVar
 
 from lockd.errors import UsageError
 from lockd.printable import printable
-from lockd.trace.core.output import csv_line
+from lockd.trace.core.output import csv_line, stack_field
 
 TIMES = {
     "blocked_us": "blocked_ns", "sys_us": "sys_ns", "max_blocked_us": "max_blocked_ns",
@@ -105,7 +105,7 @@ def as_csv(rows: Iterable[LockRow], with_names: bool = False) -> Iterator[str]:
     yield ",".join((*COLUMNS, *(NAMES if with_names else ()))) + "\n"
     for row in _sorted(rows):
         numbers = ",".join(map(str, (row.pid, row.tid, f"{row.address:#x}", *_numbers(row).values())))
-        stack = ";".join(printable(name).replace(";", ":") for name in (row.comm, *row.frames))
+        stack = stack_field((row.comm, *row.frames))
         names = (printable(row.kind), printable(row.lock), row.ongoing) if with_names else ()
         yield f"{numbers},{csv_line((stack, *names), quote_texts=True)}"
 

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from lockd.names.locks.locking_code import Frame, Judgement, judge
 from lockd.names.protocol import ANON
 from lockd.printable import printable
-from lockd.trace.core.output import aligned, csv_line
+from lockd.trace.core.output import aligned, csv_line, stack_field
 from lockd.trace.futex.lock_rows import LockRow, microseconds
 
 KINDS = {"lock": ("lock", "pi"), "cond": ("cond",)}
@@ -253,7 +253,7 @@ def as_table(summary: Summary) -> Iterator[str]:
 def as_csv(summary: Summary) -> Iterator[str]:
     """Lines of CSV with a head. Times are in microseconds.
 
-    A stack is one field, outermost function first, with semicolons between the functions.
+    Stacks are as stack_field() returns them.
     """
     yield csv_line([*summary.labels, "this%", "cum%", *summary.columns])
     for labels, values in summary.lines:
@@ -281,7 +281,7 @@ FORMATS = {"table": as_table, "csv": as_csv, "json": as_json}
 
 
 def _field(label: object) -> str:
-    return printable(";".join(label)) if isinstance(label, tuple) else printable(str(label))
+    return stack_field(label) if isinstance(label, tuple) else printable(str(label))
 
 
 def _label(label: object, site_of: Callable[[Sequence[str]], str]) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from lockd.trace.core.histogram import bars, buckets
-from lockd.trace.core.output import TABLE_FRAMES, aligned, csv_line
+from lockd.trace.core.output import TABLE_FRAMES, aligned, csv_line, stack_field
 from lockd.trace.mutex.times import Key, Measurement, Times
 from lockd.views.profile import Mark, Profile, Sample, Value
 
@@ -68,11 +68,11 @@ def as_table(times: Times) -> Iterator[str]:
 def as_csv(times: Times) -> Iterator[str]:
     """CSV lines, the largest sum first.
 
-    Text is quoted. A stack is one field: its functions, the outermost first, separated by semicolons.
+    Text is quoted. Stacks are as stack_field() returns them.
     """
     yield ",".join(COLUMNS) + "\n"
     for key, measurement in reversed(_sorted(times)):
-        stack = ";".join(name.replace(";", ":") for name in reversed(key.frames))
+        stack = stack_field(reversed(key.frames))
         cells = (
             key.pid, key.comm, f"{key.mutex:#x}", key.lock, measurement.times.count, measurement.total,
             measurement.times.max or 0, sum(measurement.errors.values()), key.state, stack,

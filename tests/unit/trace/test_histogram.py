@@ -139,6 +139,12 @@ def test_json_and_csv_read_back(scale: Scale, some: list[int]) -> None:
         assert bucket["count"] == sum(is_in(value, bucket["from"], bucket["below"]) for value in some)
 
 
+def test_semicolons_in_names_divide_no_functions() -> None:
+    stack = ("<[u8; 16] as Hash>::hash", "main")
+    (row,) = csv.DictReader(as_csv([Group({"stack": stack}, filled(LOG2, [1]))]))
+    assert row["stack"] == "main;<[u8: 16] as Hash>::hash"
+
+
 @pytest.mark.parametrize("some", [[0, 1, 1, 5, 300], [2**40]])
 def test_bars_of_bcc(some: list[int]) -> None:
     head, *lines = "".join(as_bcc(filled(LOG2, some))).splitlines()

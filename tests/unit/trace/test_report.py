@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lockd.errors import UsageError
 from lockd.trace.futex.lock_rows import LockRow, as_csv, as_json, read
-from lockd.trace.futex.summary import COLUMNS, GROUPINGS, add_kinds, select, summarise
+from lockd.trace.futex.summary import COLUMNS, FORMATS, GROUPINGS, add_kinds, select, summarise
 
 ROOT = Path(__file__).resolve().parents[3]
 TRACES = Path(__file__).parent / "futex_traces"
@@ -107,6 +107,12 @@ def test_stacks_of_locktrace_are_not_quoted_and_have_commas() -> None:
     assert (server["blocked.sum"], server["blocked.count"], server["wait.count"]) == (5_000_000, 2, 3)
     waits = {one["lock"]: one["stack"] for one in objects("-e", "cond", LOCKTRACE)}
     assert waits["0x7f00aa"][-1] == "pthread_cond_wait@@GLIBC_2.3.2"
+
+
+def test_semicolons_in_names_divide_no_functions() -> None:
+    waits = LockRow(1, 1, 0x10, "app", ("main", "<[u8; 16] as Hash>::hash"), blocked_ns=1)
+    (row,) = csv.DictReader(FORMATS["csv"](summarise([waits], GROUPINGS["stack"])))
+    assert row["stack"] == "main;<[u8: 16] as Hash>::hash"
 
 
 def test_a_table_shows_who_waits_and_not_the_locking() -> None:
