@@ -121,6 +121,8 @@ class Session:
                     map_.update(np.array([number], np.uint32), np.array([1], np.uint8))
             self._pairs.control.set_tracing(True)  # only now that every hook is attached
             self.began_ns, self._began = time.monotonic_ns(), time.monotonic()
+            self.began_at = time.time()
+            """When attaching ended, in seconds since 1970."""
             # Handlers are set last: a signal during attaching ends the command at once, as there is no
             # result to print.
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -172,7 +172,6 @@ def trace_calls(
     """
     debug = getattr(args, "debug", False)
     settings = _settings(args, with_names or with_holders, with_holders, debug)
-    began = time.time()
     with Session(title, settings, duration, args.pids, others=OTHER_MAPS) as session:
         session.stacks.names.read_mappings(args.pids)
         calls, waits = FutexCalls(session.manifest), OpenWaits(session.manifest)
@@ -211,7 +210,7 @@ def trace_calls(
             )
         if debug:
             _print_steps(session, older, still_open)
-    return FutexTrace(rows, held, calls.histograms(), began, session.elapsed)
+    return FutexTrace(rows, held, calls.histograms(), session.began_at, session.elapsed)
 
 
 def _settings(args: argparse.Namespace, with_names: bool, with_holders: bool, debug: bool) -> LoadSettings:

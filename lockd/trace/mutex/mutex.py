@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 
 from lockd.load.settings import Trace
 from lockd.trace.core import options, output
@@ -66,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
         pairs=("mutexes",),
         maps=("mutex_calls", *(("mutex_holds", "mutex_ends") if args.held else ())),
     )
-    began = time.time()
     with Session(title, options.load_settings(args, trace), args.duration, args.pids) as session:
         session.stacks.names.read_mappings(args.pids)
         times = MutexTimes(session.stacks, session.manifest.enums["mutex_event"])
@@ -77,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             times.add_holds(session)
         else:
             times.add_waits(session)
-        _write(args, times, title, began, session.elapsed)
+        _write(args, times, title, session.began_at, session.elapsed)
         session.report()
         for remark in (*times.remarks(), *_ended_main_threads(args.pids)):
             print(f"{title}: {remark}", file=sys.stderr)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import time
 from collections.abc import Iterator, Sequence
 
 from lockd.errors import UsageError
@@ -111,7 +110,6 @@ def trace(
     args.max_block_ns = options.LONGEST_NS
     if args.max_block_time:  # in whole microseconds: a wait that is less than 1 us longer counts too
         args.max_block_ns = (args.max_block_time + 1) * NS_PER_US - 1
-    began = time.time()
     with Session(title, _settings(args, defines, maps), args.duration, args.pids, args.tids) as session:
         absences = Absences(session, args.runqueue)
         older = OlderWaits(session, args.state, args.user_threads_only, args.kernel_threads_only)
@@ -120,7 +118,7 @@ def trace(
         for taken in session.windows():
             absences.add(taken)
         places = absences.by_place(older, args.min_block_ns, args.max_block_ns, not args.no_ongoing)
-        yield session, Profile(title, _values(args), [], began, session.elapsed), places
+        yield session, Profile(title, _values(args), [], session.began_at, session.elapsed), places
         if absences.nameless:
             print(
                 f"{title}: {absences.nameless:,} absences were counted without names: there were too many "

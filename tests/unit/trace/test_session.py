@@ -13,12 +13,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import numpy as np
 import pytest
 
+from lockd import cli
 from lockd.errors import UsageError
 from lockd.kernel.manifest import Hook
 from lockd.kernel.pairs import Entries
@@ -29,12 +31,71 @@ from lockd.trace.core import call_stacks, options, output
 from lockd.trace.core import session as sessions
 from lockd.trace.core.call_stacks import KEPT, LOST_STACK, NO_STACK, CallStacks
 from lockd.trace.core.session import TRACED_PROCESSES, TRACED_THREADS, Lifetimes, Session
+from lockd.trace.futex import futex
+from lockd.trace.mutex import mutex
+from lockd.trace.offcpu import offcpu
 from lockd.trace.probes import pattern_options
 from lockd.trace.probes.patterns import Place, Probes, parse
 
 OF_THIS_MACHINE = REGISTERS[os.uname().machine]
 SECONDS = 60.0
 """The longest time that a thread may take to end after it has been joined."""
+
+
+class Nothing:
+    """Whatever is asked of it is nothing, too."""
+
+    def __getattr__(self, _: str) -> Nothing:
+        return self
+
+    def __call__(self, *_: object, **__: object) -> Nothing:
+        return self
+
+    def __getitem__(self, _: object) -> Nothing:
+        return self
+
+    def __setitem__(self, *_: object) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Nothing]:
+        return iter(())
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __enter__(self) -> Nothing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_profile_begins_when_all_is_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attaching can take seconds."""
+    session: Any = Nothing()
+    session.began_at, session.elapsed = 1234.5, 2.0
+    parts = {
+        futex: ("_settings", "FutexCalls", "OpenWaits", "LockNames"),
+        offcpu: ("_settings", "Absences", "OlderWaits"),
+        mutex: ("probes", "MutexTimes"),
+    }
+    for tool, names in parts.items():
+        monkeypatch.setattr(tool, "Session", lambda *_, **__: session)
+        for name in names:
+            monkeypatch.setattr(tool, name, Nothing())
+    monkeypatch.setattr(options, "load_settings", Nothing())
+    written: list[Any] = []
+    monkeypatch.setattr(mutex, "_write", lambda *given: written.append(given))
+    calls = futex.trace_calls("", parsed("futex"), None, with_names=False, with_holders=False)
+    assert (calls.began, calls.seconds) == (1234.5, 2.0)
+    with offcpu.trace("", parsed("offcpu"), {}) as (_, profile, _):
+        assert (profile.began, profile.seconds) == (1234.5, 2.0)
+    mutex.run(parsed("mutex", "-p", str(os.getpid())))
+    assert written[0][-2:] == (1234.5, 2.0)
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return cli._parser(["trace"]).parse_args(["trace", *words])
 
 
 def test_the_programs_forget_each_process_that_ends() -> None:
