@@ -33,6 +33,8 @@ class Records:
         self._accesses = accesses
         self._numbers: dict[int, int] = {}
         """The numbers of stacks in the output, by their numbers in the programs."""
+        self._has_unknown = False
+        """Whether the line of NO_NUMBER was returned."""
         self._pending = np.zeros(0, ROW)
 
     def add(self, rows: Columns, settled_ns: int) -> Iterator[str]:
@@ -73,7 +75,8 @@ class Records:
     def _assign_number(self, stack: int) -> Iterator[str]:
         """Assign a number to the stack. Returns the line `t` of the number, unless it was returned before."""
         functions = self._names.functions(stack)
-        number = NO_NUMBER if functions == (NO_STACK,) else len(self._numbers)
-        if number not in self._numbers.values():
+        is_unknown = functions == (NO_STACK,)
+        number = self._numbers[stack] = NO_NUMBER if is_unknown else len(self._numbers)
+        if not (is_unknown and self._has_unknown):
             yield csv_line(("t", number, *functions))
-        self._numbers[stack] = number
+        self._has_unknown |= is_unknown

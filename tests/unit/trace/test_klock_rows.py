@@ -20,7 +20,16 @@ from lockd.trace.core.call_stacks import CallStacks
 from lockd.trace.core.session import Progress, Session
 from lockd.trace.klock import klock
 from lockd.trace.klock.records import Records
-from lockd.trace.klock.rows import ROW, Accesses, Columns, Names, merged, unfinished_holds, unfinished_waits
+from lockd.trace.klock.rows import (
+    NO_STACK,
+    ROW,
+    Accesses,
+    Columns,
+    Names,
+    merged,
+    unfinished_holds,
+    unfinished_waits,
+)
 from lockd.trace.klock.tables import Layout, duration, tables
 
 TYPES = ["mutex", "rwsem_read", "rwsem_write", "semaphore", "rtmutex"]
@@ -181,6 +190,23 @@ def test_only_a_profile_needs_the_rows_of_the_whole_trace(words: str, samples: i
     trace = klock.LockTrace(cast("Session", session), parser.parse_args(["--no-ongoing", *words.split()]))
     assert [len(found) for found in trace.windows()] == [1]
     assert len(trace.profile().samples) == samples
+
+
+def test_each_stack_has_one_line_and_all_that_are_lost_share_one() -> None:
+    known = {2: ("f+0x1",), 5: ("g+0x2", "f+0x1")}
+    names = SimpleNamespace(functions=lambda stack: known.get(stack, (NO_STACK,)))
+    records = Records(cast("Names", names), TYPES, PERIOD, Accesses(True))
+    numbers: dict[int, str] = {}
+    lines: list[list[str]] = []
+    for stack in (2, 3, 5, 4, 2, 3):
+        *new, sample = csv.reader(records.add(rows({"acquired": 1, "stack": stack}), PERIOD))
+        assert numbers.setdefault(stack, sample[-1]) == sample[-1]
+        lines += new
+    assert numbers[3] == numbers[4] == "-1"
+    assert lines == [
+        ["t", numbers[2], "f+0x1"], ["t", "-1", NO_STACK], ["t", numbers[5], "g+0x2", "f+0x1"]
+    ]  # fmt: skip
+    assert len({*numbers.values()}) == 3
 
 
 @pytest.mark.parametrize("words", ["", "--callers -i 2ms", "--format folded"])
