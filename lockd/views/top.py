@@ -120,10 +120,15 @@ class Watch:
         """Sleep until the next request is due."""
         time.sleep(self.options.interval_ns / 1e9)
 
+    @property
+    def advice(self) -> list[str]:
+        """The lines of advice, see _advice()."""
+        return _advice(self.threads.rows) if self.threads else []
+
     def view(self, rows: int, width: int, problem: str = "") -> Group:
         """The totals, the message `problem`, advice, the first table and the table of threads.
 
-        Each table has at most --limit rows, or about `rows` rows without this flag.
+        Each table has at most --limit rows, or `rows` rows without this flag.
         """
         if self.locks is None or self.threads is None:
             return Group(Text(f"lockd top  {self.url}  {problem or 'measuring ...'}"))
@@ -131,12 +136,10 @@ class Watch:
         threads = [row for row in self.threads.rows if is_shown(row, self.options.kinds)]
         by_hold, sort = self.options.sort == HELD, self.options.sort
         first = FIRST_TABLES[self.options.by]
-        advice = _advice(self.threads.rows)
-        rows = max(1, rows - (len(advice) + 1) // 2)
         return Group(
             Text(f"lockd top  {self.url}  {_totals(threads)}", no_wrap=True),
             Text(problem, style="bold red", no_wrap=True),
-            *(Text(line, no_wrap=True, overflow="ellipsis") for line in advice),
+            *(Text(line, no_wrap=True, overflow="ellipsis") for line in self.advice),
             _grid(
                 first.title,
                 HELD_COLUMNS if by_hold and self.options.by == "lock" else first.columns,
@@ -193,7 +196,7 @@ def _show_live(watch: Watch, console: Console) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         problem = ""
         while True:
-            rows = max(1, (console.height - 8) // 2)
+            rows = max(1, (console.height - 8 - len(watch.advice)) // 2)
             live.update(watch.view(rows, console.width, problem), refresh=True)
             watch.wait()
             try:

@@ -250,6 +250,16 @@ def test_what_has_to_be_known_of_a_process_is_said(daemon: Daemon) -> None:
     assert ADVICE["go"] not in shown
 
 
+def test_advice_takes_no_rows_without_a_terminal(daemon: Daemon) -> None:
+    daemon.threads = lambda look: [
+        thread(tid, advice=("java", "go")[tid % 2], blocked_us=look * tid * SECOND, blocked_count=look)
+        for tid in range(1, 30)
+    ]
+    done = top("--once", f"--url={daemon.url}")
+    assert [reason in done.stdout for reason in (ADVICE["java"][:20], ADVICE["go"][:20])] == [True, True]
+    assert len(tables(done.stdout)["threads"]) == 20
+
+
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_narrow_outputs_lose_columns_and_letters_but_no_numbers(daemon: Daemon, width: int) -> None:
     name = "a-thread-with-a-very-long-name-indeed"
