@@ -65,14 +65,14 @@ class _Encoder:
             10: round(profile.seconds * 1e9),
             12: 1,
             13: self._string(profile.title),
-            14: self._string(profile.values[0].name),
+            14: self._string(_name(profile.values[0])),
         }
         parts += [_bytes(6, _text(string)) for string in self._strings]
         return b"".join([*parts, *(_int(field, number) for field, number in numbers.items())])
 
     def _value_type(self, value: Value) -> bytes:
         unit = "nanoseconds" if value.unit in NANOSECONDS else value.unit
-        return _int(1, self._string(value.name)) + _int(2, self._string(unit))
+        return _int(1, self._string(_name(value))) + _int(2, self._string(unit))
 
     def _sample(self, sample: Sample) -> bytes:
         locations = b"".join(_varint(self._function(frame)) for frame in reversed(sample.frames))
@@ -91,6 +91,11 @@ class _Encoder:
 
     def _string(self, text: str) -> int:
         return self._strings.setdefault(str(text), len(self._strings))
+
+
+def _name(value: Value) -> str:
+    """The name of a value in the file. It has no unit that the file does not have."""
+    return value.name.removesuffix("_us")
 
 
 def _varint(number: int) -> bytes:

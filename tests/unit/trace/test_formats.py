@@ -65,6 +65,15 @@ def test_pprof_by_a_decoder_of_its_own() -> None:
     assert [strings[at] for at in raw[14]] == ["off-CPU time"]
 
 
+def test_pprof_names_of_times_have_no_unit_that_they_are_not_in() -> None:
+    us = "microseconds"
+    values = Value("off_cpu_us", us), Value("count", "count"), Value("max_us", us, is_maximum=True)
+    decoded = Decoded(pprof.encode(Profile("", values, [Sample("app", 1, 1, ("main",), (7, 1, 7))])))
+    ns = "nanoseconds"
+    assert decoded.types == [("off_cpu", ns), ("count", "count"), ("max", ns)]
+    assert [decoded.strings[at] for at in decoded.raw[14]] == ["off_cpu"]
+
+
 def test_pprof_values_stay_at_the_most_that_it_has_room_for() -> None:
     """Readers would take a time of many threads that needs all 64 bits for a negative one."""
     long = Sample("pool", 1, 1, ("main",), (2**63 // 1000 + 1, 1))
