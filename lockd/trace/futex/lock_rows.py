@@ -234,7 +234,7 @@ def _fields(where: str, columns: list[str], text: str, has_bare_stacks: bool) ->
     fields = text.split(",", len(columns) - 1)
     if not has_bare_stacks or columns[-1] != "stack" or fields[-1].startswith('"'):
         try:
-            fields = next(csv.reader([text]))
+            fields = next(csv.reader([text], strict=True))  # else the end of a cut line would be no error
         except csv.Error as error:
             raise UsageError(f"{where}: {error}; rule: a line of CSV") from None
     if len(fields) != len(columns):

@@ -166,6 +166,7 @@ LINE = "1,2,0x10,5,1,5,1,1,1,0,0,comm;f"
         ("", ": is empty; rule: a first line with the columns pid,tid,addr,"),
         ("pid,tid\n", ":1: column addr: is missing; rule: a first line with the columns pid,tid,addr,"),
         (f"{HEAD}\n{LINE}\n1,2,0x10,5\n", ":3: column sys_us: there are 4 fields; rule: 12, one for each"),
+        (f"{HEAD}\n{LINE.replace('comm;', chr(34))}", ":2: unexpected end of data; rule: a line of CSV"),
         (f"{HEAD}\nx{LINE}\n", ":2: column pid: 'x1'; rule: a whole number, 0 or more"),
         (f"{HEAD}\n{LINE.replace('0x10', 'there')}\n", ":2: column addr: 'there'; rule: an address such as"),
         (f"{HEAD}\n{LINE.replace(',5,', ',-5,')}\n", ":2: column blocked_us: '-5'; rule: a whole number"),

@@ -114,6 +114,7 @@ def test_group_is_the_same_option_and_files_may_be_standard_input(tmp_path: Path
         (f"{HEAD}\n{LINE.replace('5,5,', '5,5.5,')}\n", ":2: column max_waited_us: '5.5'; rule: a whole"),
         (f"{HEAD}\n{LINE.replace('5,1,', '5,,')}\n", ":2: column releases: ''; rule: a whole number"),
         (f"{HEAD}\n{LINE.replace('lock', 'cond')}\n", ":2: column kind: 'cond'; rule: lock or pi"),
+        (f"{HEAD}\n{LINE}\n{LINE[:-7]}", ":3: unexpected end of data; rule: a line of CSV"),
         (f"{HEAD}\n{LINE.replace('holds', 'h' * 200_000)}\n", ":2: field larger than field limit"),
     ],
 )
