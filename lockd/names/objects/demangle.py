@@ -230,11 +230,17 @@ def _is_writable_by_root_only(path: str) -> bool:
 def shorten_name(name: str) -> str:
     """A name of at most MAX_NAME printable characters.
 
-    If the name is longer, template arguments become `<...>`. What is still too long is cut off.
+    If the name is longer, template arguments become `<...>`. What is still too long is cut off. The brackets
+    at the beginning of Rust's `<Type as Trait>::f` and `<Type>::f` are no arguments: they stay.
     """
     if len(name) > MAX_NAME:
-        kept, depth = [], 0
-        for part in re.split(r"(operator(?:<=>|<<=?|<=?|>>=?|>=?|->\*?)|->|[<>])", name):
+        own = len(name) - len(name.lstrip("<"))
+        kept, depth = ["<" * own], 0
+        for part in re.split(r"(operator(?:<=>|<<=?|<=?|>>=?|>=?|->\*?)|->|[<>])", name[own:]):
+            if part == ">" and own and not depth:
+                kept.append(">")
+                own -= 1
+                continue
             depth -= part == ">" and depth > 0
             if not depth:
                 kept.append("<...>" if part == "<" else "" if part == ">" else part)

@@ -154,6 +154,28 @@ def test_long_names() -> None:
     assert len(Demangler().name(huge)) == 120
 
 
+LONG_ARGUMENTS = "<" + "alloc::vec::Vec<fn(u8) -> u8>, " * 5 + "u8>"
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("<app::A{} as app::B{}>::f::{}", "<app::A<...> as app::B<...>>::f::<...>"),
+        ("<lock_api::rwlock::RwLock{}>::write", "<lock_api::rwlock::RwLock<...>>::write"),
+        ("<app::A{}>::f::{closure#0}", "<app::A<...>>::f::{closure#0}"),
+        (
+            "<<std::sync::once::Once>::call_once::{}::{closure#0} as core::ops::FnOnce{}>::call_once",
+            "<<std::sync::once::Once>::call_once::<...>::{closure#0} as core::ops::FnOnce<...>>::call_once",
+        ),
+        ("<fn(u8) -> u8 as app::A{}>::f", "<fn(u8) -> u8 as app::A<...>>::f"),
+        ("core::ptr::drop_in_place::{}", "core::ptr::drop_in_place::<...>"),
+        ("app::A{}::f", "app::A<...>::f"),
+    ],
+)
+def test_long_names_of_rust_keep_their_own_type(name: str, short: str) -> None:
+    assert shorten_name(name.replace("{}", LONG_ARGUMENTS)) == short
+
+
 @pytest.mark.parametrize("letter", ["f", "\\xff", "\U00020000"])
 def test_what_is_remembered_of_long_symbols_has_a_bound(letter: str) -> None:
     """A symbol may have four times as many characters as bytes, or characters of four bytes."""

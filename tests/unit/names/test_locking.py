@@ -18,6 +18,7 @@ from lockd.names.locks.locking_code import (
     judge,
     releasing_site,
 )
+from lockd.names.objects.demangle import shorten_name
 
 THREAD = "libc.so.6:start_thread libc.so.6:clone3"
 PARK = "WAIT pthread_cond_wait libjvm.so:Parker::park libjvm.so:Unsafe_Park"
@@ -150,6 +151,14 @@ def test_a_function_without_a_name_is_a_place_in_the_named_one_that_called_it() 
     assert judge([*wait, caller, static]).site == caller.label
     assert judge([*wait, caller]).site == caller.label, "the outermost that is known"
     assert judge([*wait, static]).site == static.label
+
+
+def test_a_long_name_of_locking_code_is_no_site() -> None:
+    job = "alloc::boxed::Box<dyn core::ops::function::FnOnce<(), Output = ()> + core::marker::Send>"
+    receiving = shorten_name(f"<std::sync::mpmc::list::Channel<{job}>>::recv::{{closure#1}}")
+    wait, worker = frames("libc.so.6:syscall"), frames("app:app::worker THREAD")
+    found = judge([*wait, Frame("app", receiving, f"app:{receiving}"), *worker])
+    assert (found.family, found.site) == ("cond", "app:app::worker")
 
 
 def test_locks_of_the_c_library_have_one_name_whoever_waits_for_them() -> None:
