@@ -7,7 +7,8 @@ scheduling of a language's runtime; and functions that every thread of a languag
 these is the site only if the stack has nothing better, see _site().
 
 The tables of functions in the second half of this module are regular expressions, separated by white space.
-Each expression matches a whole name: demangled, without parameters, template arguments and inline namespaces.
+Each expression matches a whole name: demangled, without parameters, template arguments and inline namespaces,
+and with `Type::f` for a method of Rust that newer symbols call `<Type>::f`.
 `%` stands for the beginning of a name in Rust's own libraries.
 """
 
@@ -294,16 +295,20 @@ def is_end(function: str) -> bool:
 def _plain(function: str) -> str:
     """A name without template arguments and inline namespaces; Rust's `<T as Trait>::f` is not changed.
 
-    The result is empty for a name with more than LONGEST_NAME characters.
+    Rust's newer symbols have `<Type>::f` and `f::<T>` where older ones have `Type::f` and `f`. The result has
+    the older form. It is empty for a name with more than LONGEST_NAME characters.
     """
     if len(function) > LONGEST_NAME:
         return ""
     name = re.sub(r"::(?:__1|__cxx11|_V2|__ndk1|lts_\w+|debian\d+)\b", "", function)
-    if name.startswith("<"):
-        return name
-    while (shorter := re.sub(r"(?<!operator)<[^<>]*>", "", name)) != name:
-        name = shorter
-    return name
+    has_type = name.startswith("<")
+    plain = name[has_type:]
+    while (shorter := re.sub(r"(?:::)?(?<!operator)<(?:->|[^<>])*>", "", plain)) != plain:
+        plain = shorter
+    if not has_type:
+        return plain
+    is_of_trait_or_cut_off = " as " in plain or ">" not in plain
+    return name if is_of_trait_or_cut_off else plain.replace(">", "", 1)
 
 
 def _matches(pattern: re.Pattern[str], name: str) -> bool:

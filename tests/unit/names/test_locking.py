@@ -117,6 +117,8 @@ mutex lock app:shop::add: libc.so.6:syscall app:std::sys::unix::locks::futex::Mu
 mutex lock app:shop::add: libc.so.6:syscall
     app:<parking_lot_core::thread_parker::imp::ThreadParker~as~X>::park
     app:parking_lot::raw_mutex::RawMutex::lock_slow app:shop::add
+rwlock lock app:shop::put: libc.so.6:syscall app:parking_lot_core::parking_lot::park::<X>
+    app:<dashmap::lock::RawRwLock>::lock_exclusive_slow app:shop::put
 cond cond app:shop::wait: libc.so.6:syscall app:parking_lot_core::parking_lot::park
     app:parking_lot::condvar::Condvar::wait_until_internal app:shop::wait
 mutex lock app:serve: app:absl::lts_20230802::synchronization_internal::FutexWaiter::Wait
@@ -151,6 +153,84 @@ def test_a_function_without_a_name_is_a_place_in_the_named_one_that_called_it() 
     assert judge([*wait, caller, static]).site == caller.label
     assert judge([*wait, caller]).site == caller.label, "the outermost that is known"
     assert judge([*wait, static]).site == static.label
+
+
+RUST = """
+mutex std::sys::sync::mutex::futex::Mutex::lock_contended
+    <std::sys::sync::mutex::futex::Mutex>::lock_contended
+mutex std::sync::poison::mutex::Mutex<T>::lock <std::sync::poison::mutex::Mutex<alloc::vec::Vec<u8>>>::lock
+mutex std::sync::reentrant_lock::ReentrantLock<T>::lock <std::sync::reentrant_lock::ReentrantLock<u8>>::lock
+mutex parking_lot::raw_mutex::RawMutex::lock_slow <parking_lot::raw_mutex::RawMutex>::lock_slow
+mutex lock_api::mutex::Mutex<R,T>::lock <lock_api::mutex::Mutex<parking_lot::raw_mutex::RawMutex,~u8>>::lock
+mutex app::SpinLock<T>::lock <app::SpinLock<fn(u8)~->~u8>>::lock
+mutex app::SpinLock<T>::lock_with <app::SpinLock<u8>>::lock_with::<app::sell::{closure#0}>
+rwlock std::sys::sync::rwlock::futex::RwLock::read_contended
+    <std::sys::sync::rwlock::futex::RwLock>::read_contended
+rwlock lock_api::rwlock::RwLock<R,T>::write
+    <lock_api::rwlock::RwLock<parking_lot::raw_rwlock::RawRwLock,~u8>>::write
+rwlock parking_lot::raw_rwlock::RawRwLock::lock_shared_slow
+    <parking_lot::raw_rwlock::RawRwLock>::lock_shared_slow
+rwlock dashmap::lock::RawRwLock::lock_exclusive_slow <dashmap::lock::RawRwLock>::lock_exclusive_slow
+once std::sync::once::Once::call_once <std::sync::once::Once>::call_once::<app::prepare>
+once std::sys::sync::once::futex::Once::call <std::sys::sync::once::futex::Once>::call
+once std::sync::lazy_lock::LazyLock<T,F>::force <std::sync::lazy_lock::LazyLock<u8,~fn()~->~u8>>::force
+once parking_lot::once::Once::call_once_slow <parking_lot::once::Once>::call_once_slow
+once once_cell::imp::OnceCell<T>::initialize
+    <once_cell::imp::OnceCell<u8>>::initialize::<app::make,~app::Error>
+cond std::sys::sync::condvar::futex::Condvar::wait <std::sys::sync::condvar::futex::Condvar>::wait
+cond parking_lot::condvar::Condvar::wait_until_internal <parking_lot::condvar::Condvar>::wait_until_internal
+cond std::sync::mpmc::list::Channel<T>::recv <std::sync::mpmc::list::Channel<app::Job>>::recv
+cond std::sync::barrier::Barrier::wait <std::sync::barrier::Barrier>::wait
+cond crossbeam_channel::channel::Receiver<T>::recv <crossbeam_channel::channel::Receiver<app::Job>>::recv
+cond flume::Receiver<T>::recv <flume::Receiver<app::Job>>::recv
+latch rayon_core::latch::LockLatch::wait_and_reset <rayon_core::latch::LockLatch>::wait_and_reset
+join std::thread::JoinHandle<T>::join <std::thread::join_handle::JoinHandle<()>>::join
+join std::thread::scoped::scope std::thread::scoped::scope::<app::run::{closure#0},~()>
+park std::sys::sync::thread_parking::futex::Parker::park <std::sys::sync::thread_parking::futex::Parker>::park
+park std::thread::thread::Thread::park <std::thread::thread::Thread>::park
+park tokio::runtime::park::CachedParkThread::park <tokio::runtime::park::CachedParkThread>::park
+park rayon_core::sleep::Sleep::sleep <rayon_core::sleep::Sleep>::sleep::<app::run>
+park crossbeam_utils::sync::parker::Parker::park <crossbeam_utils::sync::parker::Parker>::park
+"""
+"""Cases: family, and a function as Rust's older and newer symbols name it. A ~ stands for a space."""
+
+
+@pytest.mark.parametrize("case", RUST.strip().replace("\n    ", " ").split("\n"))
+def test_older_and_newer_symbols_of_rust_are_alike(case: str) -> None:
+    family, *spellings = case.split(" ")
+    wait, caller = frames("libc.so.6:syscall"), frames("app:shop::put THREAD")
+    older, newer = ([*wait, Frame("app", name.replace("~", " "), name), *caller] for name in spellings)
+    assert (judge(older).family, judge(older).site) == (family, "app:shop::put")
+    assert judge(newer) == judge(older)
+    assert releasing_site(newer) == releasing_site(older)
+
+
+RUST_RELEASES = """
+core::ptr::drop_in_place<std::sync::mutex::MutexGuard<u64>>
+    core::ptr::drop_in_place::<std::sync::poison::mutex::MutexGuard<u64>>
+core::mem::drop core::mem::drop::<lock_api::mutex::MutexGuard<parking_lot::raw_mutex::RawMutex,~u64>>
+parking_lot::raw_mutex::RawMutex::unlock_slow <parking_lot::raw_mutex::RawMutex>::unlock_slow
+dashmap::lock::RawRwLock::unlock_shared_slow <dashmap::lock::RawRwLock>::unlock_shared_slow
+app::SpinLock<T>::unlock <app::SpinLock<u64>>::unlock
+"""
+
+
+@pytest.mark.parametrize("case", RUST_RELEASES.strip().replace("\n    ", " ").split("\n"))
+def test_older_and_newer_symbols_of_rust_release_alike(case: str) -> None:
+    for name in case.split(" "):
+        release = Frame("app", name.replace("~", " "), name)
+        stack = [*frames("libc.so.6:syscall"), release, *frames("app:shop::sell THREAD")]
+        assert releasing_site(stack) == "app:shop::sell"
+
+
+def test_a_method_of_a_trait_is_not_one_of_its_type() -> None:
+    """Nor is one whose name was cut off before it is known."""
+    for name in (
+        "<app::Mutex as app::Store>::lock",
+        "<app::Mutex<u8>::lock",
+        "<<app::Mutex as app::A>::lock",
+    ):
+        assert judge([Frame("app", name, "")]).family == ""
 
 
 def test_a_long_name_of_locking_code_is_no_site() -> None:
