@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from lockd.printable import masked
 
-NOT_OBJECTS = (b"/dev/zero", b"/memfd:", b"/dev/shm/", b"/SYSV")
-"""Beginnings of the paths of shared memory, which is no program or library."""
+NOT_OBJECTS = (b"/dev/zero", b"/memfd:", b"/dev/shm/", b"/SYSV", b"/anon_hugepage")
+"""Beginnings of the paths of memory without a file, which is no program or library: it is shared, or of huge
+pages."""
 MOST_PARTS = 256
 """The most mappings before an address among which the first mapping of its image is looked for. A process can
 have a million mappings side by side."""

@@ -28,6 +28,7 @@ MAPS = """\
 7f0010050000-7f0010051000 rw-s 00000000 00:01 31 /dev/shm/sem.x
 7f0010060000-7f0010061000 rw-s 00000000 00:01 32 /SYSV00000000 (deleted)
 7f0010070000-7f0010071000 rw-s 00000000 00:01 33 /dev/zero (deleted)
+7f0010078000-7f0010079000 rw-p 00000000 00:10 36 /anon_hugepage (deleted)
 7f0010080000-7f0010081000 rw-s 00000000 08:01 34 /var/lib/shop/orders.db
 7f0010081000-7f0010091000 rw-p 00000000 00:00 0
 7f00100a0000-7f00100a1000 r--p 00000000 08:01 35 /usr/lib/locale/C.utf8/LC_CTYPE
@@ -56,6 +57,7 @@ def name_of(procfs: Path, address: int) -> str:
         (0x7F0010050000, ANON),
         (0x7F0010060000, ANON),
         (0x7F0010070000, ANON),
+        (0x7F0010078010, ANON),
         (0x7F0010080010, "orders.db+0x10"),
         (0x7F0010081010, ANON),  # a data file has no variables behind it
         (0x7F00100A1010, ANON),
