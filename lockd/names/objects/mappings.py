@@ -134,7 +134,11 @@ class Mappings:
         return sorted(names)
 
     def _first(self, index: int) -> int:
-        """The index of the first mapping of the image that a mapping belongs to; -1 if it belongs to none."""
+        """The index of the first mapping of the image that a mapping belongs to; -1 if it belongs to none.
+
+        Two mappings side by side may share a page of the file. But a mapping beyond anonymous memory with the
+        same offset begins another copy of the file.
+        """
         lowest = index - MOST_PARTS
         while self._path(index) in (b"", HEAP):
             if index <= lowest or not self._continues(index):
@@ -146,7 +150,8 @@ class Mappings:
         first = index
         while index > max(lowest, 0):
             before = self._path(index - 1)
-            if before == path and self._offset(index - 1) <= self._offset(first):
+            lower = self._offset(first) - self._offset(index - 1)
+            if before == path and (lower > 0 or (lower == 0 and index == first)):
                 first = index = index - 1
             elif not before and self._continues(index - 1):
                 index -= 1

@@ -83,6 +83,22 @@ def test_two_copies_of_an_object_are_not_one(tmp_path: Path) -> None:
     assert name_of(tmp_path, 0x9010) == "a.so+0x10"
 
 
+def test_a_copy_of_an_object_below_anonymous_memory_is_another(tmp_path: Path) -> None:
+    maps = (
+        "1000-2000 r--p 00000000 08:01 10 /lib/a.so\n"
+        "2000-3000 rw-p 00000000 00:00 0\n"
+        "3000-4000 r--p 00000000 08:01 10 /lib/a.so\n"
+        "4000-5000 r-xp 00001000 08:01 10 /lib/a.so\n"
+        "5000-6000 rw-p 00000000 00:00 0\n"
+        "6000-7000 rw-p 00003000 08:01 10 /lib/a.so\n"
+    )
+    Procfs(tmp_path).add(7, b"server")
+    (tmp_path / "7/maps").write_text(maps)
+    assert [name_of(tmp_path, address) for address in (0x1010, 0x4010, 0x6010)] == [
+        "a.so+0x10", "a.so+0x1010", "a.so+0x3010",
+    ]  # fmt: skip
+
+
 def test_a_dead_process_and_an_empty_one_have_no_names(tmp_path: Path) -> None:
     procfs = Procfs(tmp_path)
     assert name_of(tmp_path, 0x1000) == ANON
