@@ -53,7 +53,8 @@ _CLONES = re.compile(r"(?:\.(?:isra|constprop|part|cold|lto_priv|llvm|localalias
 _ABI = re.compile(r"\.abi(?:0|internal)\Z")
 """The suffix that the linker of Go adds to symbols."""
 _RUST_HASH = re.compile(r"::h[0-9a-f]{16}$")
-_CRATE_HASH = re.compile(r"\[[0-9a-f]+\]")
+_CRATE_HASH = re.compile(r"(?<=\w)\[[0-9a-f]+\]")
+"""The hash behind the name of a crate. `[f64]` without a name before it is a slice of numbers."""
 _MANGLED = re.compile(r"^_{1,3}[ZR][A-Za-z0-9_.$]+\Z")
 """A mangled name. It must not end in a newline, which the child would answer with two lines."""
 

@@ -40,6 +40,8 @@ RUST = [
     ),
     ("_ZN4core3ptr13drop_in_place17h0123456789abcdefE", "core::ptr::drop_in_place"),
     ("_RNvMsr_NtCs3ssYzQotkvD_3std4pathNtB5_7PathBuf3new", "<std::path::PathBuf>::new"),
+    ("_RINvCs1234_7mycrate3fooSdE", "mycrate::foo::<[f64]>"),
+    ("_RNvXCs1234_7mycrateSdNtB2_3Sum5total", "<[f64] as mycrate::Sum>::total"),
 ]
 
 
