@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ GO_MODULE, GO_TEXT_AT = ".go.module", 176
 SECTIONS_OF_C = (".init", ".init_array")
 """Sections with the code of C that runs before main(): only programs that the C linker made have them."""
 MAX_GO_FUNCTIONS = 2_000_000
+
+_MAPPING_SYMBOL = re.compile(r"\$[adtx](?:\.|\Z)")
+"""Marks of code and data in files for ARM. Names of Swift begin with `$s`."""
 
 Numbers: TypeAlias = "npt.NDArray[Any]"
 
@@ -191,14 +195,14 @@ class SymbolTable:
         return Symbol(name, int(address), size)
 
     def _name(self, offset: int) -> str:
-        """A name without its version; empty for the mapping symbols that mark code and data on arm64."""
+        """A name without its version; empty for the symbols that mark code and data on arm64."""
         start, size = self._strings
         data = self._elf.read(start + offset, min(MAX_NAME, size - offset))
         text, end, _ = data.partition(b"\0")
         if not end:
             return ""
         name = text.decode("utf-8", "backslashreplace").partition("@")[0]
-        return "" if name.startswith("$") else name
+        return "" if _MAPPING_SYMBOL.match(name) else name
 
 
 class _Collector:

@@ -76,6 +76,17 @@ def test_symbols(program: Path) -> None:
     file.close()
 
 
+@pytest.mark.parametrize("name", ["$s3App4workyyF", "$x", "$d", "$x.12", "$d.realdata"])
+def test_names_that_begin_as_the_mapping_symbols_of_arm64(program: Path, tmp_path: Path, name: str) -> None:
+    """The first one is a function of Swift."""
+    renamed = tmp_path / "renamed"
+    subprocess.run(["objcopy", "--redefine-sym", f"handwritten={name}", program, renamed], check=True)
+    file = opened(renamed)
+    found = file.function(addresses(program)["handwritten"] + 2)
+    assert (found.name if found else "") == (name if name.startswith("$s") else "")
+    file.close()
+
+
 def test_functions_of_a_stripped_file_are_told_by_the_unwinding_tables(program: Path, tmp_path: Path) -> None:
     stripped = tmp_path / "stripped"
     subprocess.run(["strip", "-o", stripped, program], check=True)
