@@ -33,7 +33,10 @@ only, unless it is preempted then."""
 SECONDS = 8
 HOLDS = "lockd_futex_lock_holder_seconds_total"
 REFUSED = "lockd_holder_refused_seconds_total"
-TOOLS = {"c": ("gcc", "g++"), "musl": ("musl-gcc",), "rust": ("cargo", "rustc"), "cgo": ("go", "gcc")}
+TOOLS = {
+    "c": ("gcc", "g++"), "musl": ("musl-gcc",), "rust": ("cargo", "rustc"), "rust_v0": ("cargo", "rustc"),
+    "cgo": ("go", "gcc"),
+}  # fmt: skip
 KINDS = [
     "normal",
     pytest.param("recursive", marks=pytest.mark.thorough("its outermost unlock is as that of a normal one")),
@@ -48,6 +51,8 @@ OF_OTHERS = [
     pytest.param("musl", "holders_musl", "normal", 3, marks=ANOTHER),
     pytest.param("musl", "holders_musl", "recursive", 3, marks=ANOTHER),
     pytest.param("rust", "holders_rust", "std", 3, marks=ANOTHER),
+    pytest.param("rust_v0", "holders_rust_v0", "std", 3, marks=ANOTHER),
+    pytest.param("rust_v0", "holders_rust_v0", "parking", 1, marks=ANOTHER),
     pytest.param("cgo", "holders_go", "pthread", 3, marks=ANOTHER),
     ("rust", "holders_rust", "parking", 1),  # each of its threads sleeps on a word of its own
 ]
