@@ -109,7 +109,8 @@ class ContentionTables:
     ) -> Rows:
         """Return for each wait the row of its thread and kind in `threads`.
 
-        `kinds` has the number of the kind of each wait, by which `kind_names` is indexed.
+        `kinds` has the number of the kind of each wait, by which `kind_names` is indexed. A row gets the name
+        that its thread has in `waits`, as threads are often named only after they have begun to run.
         """
         number = PROGRAMS.index(program)
         tids, who = waits.tids, waits.who
@@ -125,7 +126,10 @@ class ContentionTables:
             }
 
         keys = mix(tids, who["tgid"], waits.codes, kinds, np.full(len(tids), number))
-        return self.threads.find_or_add(keys, now, describe)
+        rows = self.threads.find_or_add(keys, now, describe)
+        is_named = who["thread_comm"] != b""
+        self.threads["thread_comm"][rows[is_named]] = who["thread_comm"][is_named]
+        return rows
 
     def add_waits(
         self, table: Table, rows: Rows, blocked_ns: Columns, count: Columns, max_ns: Columns

@@ -35,7 +35,7 @@ def detail(monkeypatch: pytest.MonkeyPatch) -> ContentionTables:
 
 def wait(
     detail: ContentionTables, locks: list[int], tid: int, now: float, comm: str = "shop", ns: int = 1000,
-    tgid: int = 0, kind: str = "lock",
+    tgid: int = 0, kind: str = "lock", thread_comm: bytes = b"",
 ) -> None:  # fmt: skip
     """Count one wait of thread `tid` for each lock. `locks` are keys; key 1 gets the name `lock1`."""
     ones = np.ones(len(locks), np.int64)
@@ -43,7 +43,7 @@ def wait(
     process = np.empty(len(locks), object)
     process[:] = [("shop.service", comm)] * len(locks)
     who = np.zeros(len(locks), [("tgid", np.uint32), ("thread_comm", "S16")])
-    who["tgid"] = tgid
+    who["tgid"], who["thread_comm"] = tgid, thread_comm
     rows = detail.locks.find_or_add(
         np.array(locks, np.uint64),
         now,
@@ -82,6 +82,24 @@ def test_a_lock_that_comes_back_is_the_one_that_it_was(detail: ContentionTables)
     wait(detail, [1], tid=9, now=3.0)
     threads = detail.tables(3.0, {}, {})[0]["threads"]["text"]
     assert dict(zip(threads["thread_comm"], threads["lock"], strict=True))["thread7"] == "lock1"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (b"java", b"pool-1"),  # it blocked once before it was named
+        (b"", b"pool-1"),  # a survey saw it first
+        (b"pool-1", b""),  # a survey saw it last
+    ],
+)
+def test_a_thread_has_the_name_that_was_seen_last(
+    detail: ContentionTables, monkeypatch: pytest.MonkeyPatch, names: tuple[bytes, bytes]
+) -> None:
+    """It has the name even when it has ended, so that procfs does not tell its name any more."""
+    monkeypatch.setattr(detail, "_thread_comm", lambda tgid, tid: "")
+    for now, name in enumerate(names):
+        wait(detail, [1], tid=7, now=float(now), thread_comm=name)
+    assert detail.tables(1.0, {}, {})[0]["threads"]["text"]["thread_comm"] == ["pool-1"]
 
 
 def test_a_thread_counts_once_for_locks_of_one_name(detail: ContentionTables) -> None:
