@@ -238,7 +238,8 @@ def _offcpu() -> Iterator[Metric]:
         "counter",
         "waker",
         "Off-CPU time by the comm of the process that ended it, in seconds (`irq`: an interrupt on an idle"
-        " processor; `unknown`: a wake-up that no program saw).",
+        " processor; `unknown`: a wake-up that no program saw, or one by a process that ended before its name"
+        " was read).",
         'The wakers with the most time have series of their own; all others are counted as "other".',
     )
 

@@ -27,7 +27,7 @@ from lockd.sample.series.series import OTHER, Series
 INTERRUPT = "irq"
 """The waker of a thread that an interrupt on an idle CPU woke."""
 UNKNOWN = "unknown"
-"""The waker of a thread whose wake-up was not seen."""
+"""The waker of a thread whose wake-up was not seen, or whose waker had ended before its name was read."""
 REASON_NAMES = list(REASONS)
 STATES = 256
 """A number above every state. A reason and a state are packed into one number: reason * STATES + state."""
@@ -119,7 +119,9 @@ class OffcpuAggregates:
         wide_sums.add(self.wakers["sum_ns"], Groups(rows), blocked_ns)
 
     def _waker(self, tgid: int) -> str:
-        return UNKNOWN if tgid < 0 else self._processes.comm(tgid) if tgid else INTERRUPT
+        if tgid == 0:
+            return INTERRUPT
+        return (self._processes.comm(tgid) if tgid > 0 else "") or UNKNOWN
 
     def _reason_numbers(self, waits: Columns) -> npt.NDArray[np.int64]:
         """Return the index in REASON_NAMES for each wait, by its columns nr, state, iowait and detail."""
