@@ -612,6 +612,9 @@ class Sampler:
         # A survey can miss threads that enter or leave the table while it is read. So the processes of all
         # surveys since the last housekeeping count as alive.
         alive, self._alive = set(self._alive.tolist()), self._last_seen
+        # The table lacks processes that were counted: it may have been full, and of those that wait for locks
+        # of the kernel it has only some if no other program runs.
+        alive |= self._processes.find_living(alive)
         self._processes.keep(alive)
         self._collector.forget_vanished(self._processes.is_gone)
         self._identities.keep(alive)

@@ -120,6 +120,30 @@ class Processes:
         """Whether no process has this id. An ended process keeps its id until its parent waits for it."""
         return not os.path.exists(f"{self._procfs}/{tgid}")
 
+    def find_living(self, seen: set[int]) -> set[int]:
+        """The ids of the known processes that live, besides those in `seen`.
+
+        To ask procfs takes some 12 us for a process that lives, and 5 us for one that is gone.
+        """
+        suspended = suspended_ns()
+        return {tgid for tgid in self._known.keys() - seen if self._lives(tgid, suspended)}
+
+    def _lives(self, tgid: int, suspended: int) -> bool:
+        """Whether a known process has not ended. `suspended` is what suspended_ns() returns."""
+        if tgid == 0:  # the idle threads of all CPUs, which are not in procfs
+            return True
+        try:
+            stat = self._read(f"{tgid}/stat")
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        except OSError:
+            return True
+        fields = stat.rpartition(b")")[2].split()
+        # A process whose first thread has ended lives on if it has other threads. If another process or
+        # thread has got the id, that one started after the name was learnt.
+        has_threads = fields[0] not in (b"Z", b"X") or int(fields[17]) > 1
+        return has_threads and start_ns(stat) - suspended < self._learnt[tgid] + EVENT_DELAY_NS + NS // TICKS
+
     def keep(self, alive: set[int]) -> None:
         """Forget all processes but those in `alive`: ids are used again."""
         for tgid in self._known.keys() - alive:

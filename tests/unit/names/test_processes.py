@@ -10,6 +10,7 @@ import pytest
 from lockd.names.labels import processes as module
 from lockd.names.labels.processes import COMMS, KERNEL, Processes, text
 from lockd.names.labels.units import Units
+from lockd.process.clock import NS, TICKS
 from tests.support.small_procfs import Procfs
 
 SERVICE = b"4:memory:/system.slice/a.service\n"
@@ -186,3 +187,16 @@ def test_ids_are_used_again(procfs: Procfs, processes: Processes) -> None:
     procfs.add(7, b"second")
     procfs.remove(8)
     assert (processes.comm(7), processes.comm(8)) == ("second", "stays")
+
+
+def test_which_known_processes_live(procfs: Procfs, processes: Processes) -> None:
+    for tgid in range(1, 7):
+        procfs.add(tgid, b"a) Z 0")
+        processes.learn(tgid, 1, b"shop", kernel_thread=False)
+    processes.learn(0, 1, b"swapper/0", kernel_thread=True)
+    procfs.remove(2)
+    procfs.end_leader(3, threads=2)
+    procfs.end_leader(4)  # its parent has not waited for it
+    procfs.add(5, b"other", start=(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 10 * NS) * TICKS // NS)
+    procfs.add(7, b"unknown")
+    assert processes.find_living(seen={6, 8}) == {0, 1, 3}

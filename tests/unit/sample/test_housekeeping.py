@@ -149,6 +149,33 @@ def drain_one_wait(keys_at: int, values_at: int, _: int) -> int:
     return 1
 
 
+def has_series(sampler: Sampler, later: float) -> bool:
+    """Keep house as if `later` seconds had passed. Return whether there is a series of drain_one_wait()."""
+    assert sampler.futex
+    sampler._survey(time.monotonic(), is_whole=True)
+    sampler._keep_house(time.monotonic() + later)
+    return any("shop" in labels for labels in sampler.futex.by_kind.live()[1])
+
+
+@pytest.mark.parametrize("ends", ["at once", "unreaped"])
+def test_a_living_process_without_a_thread_in_the_table_keeps_its_series(
+    sampler: Sampler, threads: Threads, procfs: Procfs, ends: str
+) -> None:
+    """Of the threads that wait for locks of the kernel, few are in the table if no other program runs."""
+    threads.threads = threads.threads[:0]
+    table = SimpleNamespace(entries=64, key=FUTEX_KEY, value=FUTEX, drain_into=drain_one_wait)
+    sampler._collector.backlogs["futex"].drain(cast("HashMap", table))
+    sampler.fold()
+    idle = sampler._limits.idle_seconds
+    assert has_series(sampler, idle + 1)
+    assert has_series(sampler, 2 * idle)
+    if ends == "unreaped":
+        procfs.end_leader(TGID)
+    else:
+        procfs.remove(TGID)
+    assert not has_series(sampler, 2 * idle + 10)
+
+
 def waited_seconds(sampler: Sampler, tgid: int, says: int) -> float:
     """Return the seconds that count once a Go program `says` for how many seconds it has waited."""
     assert sampler._go_waits
