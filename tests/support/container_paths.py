@@ -69,6 +69,9 @@ CONTAINERS = {
     f"/machine.slice/libpod-{ID}.scope/container": Unit(SHORT, ID, "", "machine.slice", "podman"),
     f"/machine.slice/{POD_OF_PODMAN}/libpod-{ID}.scope": Unit(SHORT, ID, "", POD_OF_PODMAN, "podman"),
     f"/libpod_parent/libpod-{ID}": Unit(SHORT, ID, "", "", "podman"),
+    # podman, libpod/runtime_pod_linux.go, NewPod()
+    f"/libpod_parent/{OTHER_ID}/libpod-{ID}": Unit(SHORT, ID, "", "", "podman"),
+    f"/libpod_parent/{OTHER_ID}/libpod-{ID}/container": Unit(SHORT, ID, "", "", "podman"),
     f"/system.slice/shop.service/libpod-payload-{ID}": Unit("shop.service", ID, "", "system.slice", "podman"),
     f"{USER}/user.slice/libpod-{ID}.scope/container": Unit(
         f"user-1000.slice/{SHORT}", ID, "", "user-1000.slice", "podman"

@@ -10,7 +10,8 @@ from lockd.printable import masked
 SERVICE = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
 CONTAINER = re.compile(
     r"""/(?:
-        (?!libpod-payload-)(?P<prefix>[^/]*[-:])?(?P<id>[0-9a-f]{64})
+        (?!libpod-payload-)(?!(?<=/libpod_parent/)[0-9a-f]{64}(?:/|$))
+            (?P<prefix>[^/]*[-:])?(?P<id>[0-9a-f]{64})
             (?:\.scope|(?P<check>-[0-9a-f]+\.service))?
         | lxc(?:\.payload\.|\.monitor\.|/)(?P<lxc>[^/]+)
         | (?P<machine>machine-[^/]+\.scope | systemd-nspawn@[^/]+\.service)
@@ -22,7 +23,8 @@ CONTAINER = re.compile(
 The path has the id alone (cgroupfs drivers), or docker-ID.scope, cri-containerd-ID.scope,
 crio-conmon-ID.scope, kubepods-podUID.slice:cri-containerd:ID, or ID-HEX.service for podman's health checks.
 libpod-payload-ID is not matched: this container is the only one of a service that was written for it, and the
-name of the service stays the same when the container gets a new id.
+name of the service stays the same when the container gets a new id. The id of one of podman's pods, alone and
+below /libpod_parent, is not matched either: the pod's containers are below it.
 """
 RUNTIMES = {
     "docker": "docker",  # moby, daemon/oci_linux.go: WithCgroups()

@@ -74,6 +74,10 @@ from tests.support.container_paths import CONTAINERS, ID, MONITORS, OTHER_ID, PO
         ),
         (f"{USER}/docker-{ID}.scope", f"user-1000.slice/{SHORT}"),
         (f"/libpod_parent/libpod-{ID}", SHORT),
+        (f"/libpod_parent/{OTHER_ID}/libpod-{ID}", SHORT),
+        (f"/libpod_parent/{OTHER_ID}/conmon", ""),  # of all containers of the pod
+        (f"/libpod_parent/{OTHER_ID}", ""),
+        (f"/docker/{ID}/libpod_parent/{OTHER_ID}/libpod-{OTHER_ID}", SHORT),
         (f"/system.slice/{ID}-61b0c2a7e9d4f518.service", SHORT),
         (f"/system.slice/shop.service/libpod-payload-{ID}", "shop.service"),
         ("/system.slice/shop.service/runtime", "shop.service"),
