@@ -7,7 +7,12 @@ from typing import NamedTuple
 
 from lockd.printable import masked
 
-SERVICE = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
+SERVICE = re.compile(r"/([^/]+\.(?:service|scope|mount|swap|socket))(?=/|$)")
+"""A unit of systemd that has processes.
+
+Of a mount unit these are mount(8) and the daemon of a file system in user space; of a socket or swap unit,
+the programs that systemd runs to set it up.
+"""
 CONTAINER = re.compile(
     r"""/(?:
         (?!libpod-payload-)(?!(?<=/libpod_parent/)[0-9a-f]{64}(?:/|$))
@@ -62,8 +67,8 @@ class Unit(NamedTuple):
     """A unit, and what the path of its cgroup says of it: each field is empty if the path does not say it."""
 
     name: str = ""
-    """The name of the service; for a container its short id, `lxc:NAME`, or the name of its scope or service
-    (systemd-nspawn)."""
+    """The name of the unit of systemd; for a container its short id, `lxc:NAME`, or the name of its scope or
+    service (systemd-nspawn)."""
     container_id: str = ""
     """The whole id of the container; the name of an LXC container."""
     pod_uid: str = ""
@@ -86,9 +91,9 @@ def unit_of(path: str) -> Unit:
     """The unit in the path of a cgroup; NO_UNIT if there is none.
 
     The unit is the outermost container: somebody else chose the names inside, and a whole system may run
-    there. Without a container, the unit is the outermost service or scope, as a service may arrange the
-    cgroups below its own. The units of a user's manager have names of the user's choice: the user's slice is
-    put before them.
+    there. Without a container, the unit is the outermost service, scope, mount, swap or socket of systemd, as
+    a service may arrange the cgroups below its own. The units of a user's manager have names of the user's
+    choice: the user's slice is put before them.
 
     >>> unit_of("/system.slice/nginx.service/worker").name
     'nginx.service'
@@ -146,7 +151,7 @@ def _container_of(path: str) -> Unit | None:
 
 
 def _service_of(path: str) -> Unit | None:
-    """The outermost service or scope in the path of a cgroup, for a user's manager the one that it runs; None
+    """The outermost match of SERVICE in the path of a cgroup, for a user's manager the one that it runs; None
     if there is none."""
     path = path.removesuffix(DELETED)
     units = list(SERVICE.finditer(path))
@@ -166,7 +171,7 @@ def _service_of(path: str) -> Unit | None:
 
 
 def _slice_of(path: str) -> str:
-    """The innermost slice above the first service or scope: names below those are not the system's."""
+    """The innermost slice above the first match of SERVICE: names below that are not the system's."""
     first = SERVICE.search(path)
     slices: list[str] = SLICE.findall(path[: first.start() + 1] if first else path)
     return slices[-1] if slices else ""

@@ -31,6 +31,9 @@ from tests.support.container_paths import CONTAINERS, ID, MONITORS, OTHER_ID, PO
         ),
         ("/system.slice/run-rc0ffee.scope", "run-rc0ffee.scope"),
         ("/user.slice/user-1000.slice/session-3.scope", "session-3.scope"),
+        ("/system.slice/mnt-data.mount", "mnt-data.mount"),
+        (r"/system.slice/dev-disk-by\x2duuid-1.swap", r"dev-disk-by\x2duuid-1.swap"),
+        ("/system.slice/docker.socket", "docker.socket"),
         # cgroups that a service makes below its own
         ("/system.slice/nginx.service/worker/1", "nginx.service"),
         ("/system.slice/delegated.service/mariadb.service", "delegated.service"),
@@ -39,6 +42,8 @@ from tests.support.container_paths import CONTAINERS, ID, MONITORS, OTHER_ID, PO
         # a user's manager
         (f"{USER}/app.slice/mariadb.service", "user-1000.slice/mariadb.service"),
         (f"{USER}/app.slice/app-gnome-firefox-12345.scope", "user-1000.slice/app-gnome-firefox-12345.scope"),
+        (f"{USER}/home-me-remote.mount", "user-1000.slice/home-me-remote.mount"),
+        (f"{USER}/app.slice/gpg-agent.socket", "user-1000.slice/gpg-agent.socket"),
         (f"{USER}/session.slice/dbus.service/payload", "user-1000.slice/dbus.service"),
         (f"{USER}/session.slice/dbus.service/mariadb.service", "user-1000.slice/dbus.service"),
         (f"{USER}/init.scope", "user@1000.service"),
@@ -52,6 +57,8 @@ from tests.support.container_paths import CONTAINERS, ID, MONITORS, OTHER_ID, PO
         ("/.service", ""),
         ("/service", ""),
         ("/nginx.service.d", ""),
+        ("/.mount", ""),
+        ("/system.slice/logrotate.timer", ""),
         # docker, containerd, CRI-O, Kubernetes: cgroups made by systemd, and by the runtimes themselves
         (f"/system.slice/docker-{ID}.scope", SHORT),
         (f"/docker/{ID}", SHORT),
@@ -171,7 +178,7 @@ KNOWN_PARTS = [
         "lxc",
         "lxc.payload.a",
     ),
-    *(f"pod{UID}", f"{POD}.slice", f"a-{POD}.slice:cri-containerd:{ID}", "a.slice", "a.service", "a.scope"),
+    *(f"pod{UID}", f"{POD}.slice", f"a-{POD}.slice:cri-containerd:{ID}", "a.slice", "a.service", "a.mount"),
     *("user@1000.service", "init.scope", "machine-a.scope", "systemd-nspawn@a.service", " (deleted)", ".."),
 ]
 PARTS = st.text(st.characters(exclude_characters="/"), max_size=20) | st.sampled_from(KNOWN_PARTS)
