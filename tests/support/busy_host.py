@@ -111,7 +111,7 @@ class UnitsById:
         self._units[number] = unit
         return number
 
-    def unit(self, cgroup: int, tgid: int) -> str:
+    def unit(self, cgroup: int, tgid: int, last: str) -> str:
         return self._units.get(cgroup, "")
 
 

@@ -39,9 +39,11 @@ class Procfs:
         return directory
 
     def add_thread(self, tgid: int, tid: int, comm: bytes) -> None:
+        """Add a thread to a process, in the same cgroups as the process."""
         directory = self.root / str(tgid) / "task" / str(tid)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "comm").write_bytes(comm + b"\n")
+        (directory / "cgroup").write_bytes((self.root / str(tgid) / "cgroup").read_bytes())
 
     def end_leader(self, tgid: int, threads: int = 1) -> None:
         """End the first thread of a process that has so many threads. The process stays in procfs.

@@ -8,7 +8,7 @@ import re
 import time
 from pathlib import Path
 
-from lockd.names.labels.units import Units
+from lockd.names.labels.units import Units, flags_of
 from lockd.printable import masked
 from lockd.process.clock import NS, TICKS, start_ns, suspended_ns
 
@@ -165,11 +165,9 @@ class Processes:
             return file.readall()
 
     def _unit(self, cgroup: int, tgid: int) -> str:
-        """The unit of a process; if the process is gone, the unit that it was last known in."""
-        unit, known = self._units.unit(cgroup, tgid), self._known.get(tgid, ("", ""))[0]
-        if unit or not known or known == KERNEL or self._comm_now(tgid):
-            return unit
-        return known
+        """The unit of a process; of one that has ended, mostly the unit that it was last known in."""
+        last = self._known.get(tgid, ("", ""))[0]
+        return self._units.unit(cgroup, tgid, "" if last == KERNEL else last)
 
     def _ask(self, tgid: int) -> Name:
         """The name of a process by procfs; ("", "") if the process is gone."""
@@ -186,8 +184,7 @@ class Processes:
         The flags decide, and not an empty command line: that lies in the process's memory, and reading it may
         wait for a page of a file for ever.
         """
-        stat = self._read(f"{tgid}/stat")
-        return bool(int(stat.rpartition(b")")[2].split()[6]) & PF_KTHREAD)
+        return bool(flags_of(self._read(f"{tgid}/stat")) & PF_KTHREAD)
 
     @staticmethod
     def _kernel(comm: str) -> Name:

@@ -22,10 +22,19 @@ They take 6 MB at most."""
 FILE_BYTES, MAX_FILES = 8192, 1000
 """Bytes that are read of /proc/PID/cgroup, and the most contents of such files that are remembered. The path
 of a cgroup may have 4,096 bytes."""
+IN_V1 = re.compile(rb"^[1-9][0-9]*:[^:\n]*:/[^\n]", re.MULTILINE)
+"""A line of /proc/PID/cgroup about a hierarchy of v1 in whose root the process is not."""
+PF_EXITING = 1 << 2
+"""The flag in /proc/PID/stat of threads that are about to end, or have ended."""
 
 
 _unit_of_cgroup_file = lru_cache(MAX_FILES)(unit_of_cgroup_file)
 """unit_of_cgroup_file() with a cache, as many processes share a few cgroups."""
+
+
+def flags_of(stat: bytes) -> int:
+    """The flags (PF_…) of a thread, by its stat file in procfs."""
+    return int(stat.rpartition(b")")[2].split()[6])
 
 
 class _FileHandle(ctypes.Structure):
@@ -49,12 +58,12 @@ class Units:
         self.known: dict[str, Unit] = {}
         """The units that were found, by name, until keep() forgets them."""
 
-    def unit(self, cgroup_id: int, tgid: int) -> str:
+    def unit(self, cgroup_id: int, tgid: int, last: str = "") -> str:
         """The name of a thread's unit; empty if the thread is in none, or ended before anybody could look.
 
-        `cgroup_id` is 0 if it is unknown.
+        `cgroup_id` is 0 if it is unknown. `last` is the unit in which the process was last known, if any.
         """
-        unit = self._find(cgroup_id, tgid)
+        unit = self._find(cgroup_id, tgid, last)
         # A unit can have several cgroups, and some say less of it than others, such as that of a container's
         # monitor. What says most is kept.
         if unit.name and unit.said >= self.known.get(unit.name, NO_UNIT).said:
@@ -65,13 +74,27 @@ class Units:
         """Forget what is known of all units but these."""
         self.known = {name: unit for name, unit in self.known.items() if name in names}
 
-    def _find(self, cgroup_id: int, tgid: int) -> Unit:
-        if self._controllers_are_v1:
-            # The unified hierarchy may be empty, or know less: there, a container that is managed by v1 is in
-            # the cgroup of the daemon that started the container.
-            unit = self._by_process(tgid)
-            return unit if unit.name else self._by_cgroup(cgroup_id) or NO_UNIT
-        return self._by_cgroup(cgroup_id) or self._by_process(tgid)
+    def _find(self, cgroup_id: int, tgid: int, last: str) -> Unit:
+        if not self._controllers_are_v1:
+            return self._by_cgroup(cgroup_id) or self._by_process(tgid) or Unit(last)
+        # The unified hierarchy may be empty, or know less: there, a container that is managed by v1 is in the
+        # cgroup of the daemon that started the container.
+        for unit in self._by_v1(tgid, last):
+            if unit.name:
+                return unit
+        return self._by_cgroup(cgroup_id) or NO_UNIT
+
+    def _by_v1(self, tgid: int, last: str) -> Iterator[Unit]:
+        """The units that a process may be in if controllers are those of v1, the most likely one first."""
+        text = self._read(f"{tgid}/cgroup")
+        if not IN_V1.search(text) and self._has_ended(tgid):
+            # The kernel shows a thread that has ended in the root of all hierarchies of v1. Other threads of
+            # the process may still run.
+            of_newest = self._read(f"{tgid}/task/{self._newest_thread(tgid)}/cgroup")
+            if IN_V1.search(of_newest):
+                yield _unit_of_cgroup_file(of_newest)
+            yield Unit(last)
+        yield _unit_of_cgroup_file(text)
 
     def _by_cgroup(self, cgroup_id: int) -> Unit | None:
         """The unit of a cgroup; None if the cgroup is gone and its unit is not remembered."""
@@ -97,13 +120,30 @@ class Units:
             os.close(fd)
         return unit_of(printable_path(path.removeprefix(self._mounted_at)))
 
-    def _by_process(self, tgid: int) -> Unit:
+    def _by_process(self, tgid: int) -> Unit | None:
+        """The unit that procfs tells of a process; None if the process is gone."""
+        text = self._read(f"{tgid}/cgroup")
+        return _unit_of_cgroup_file(text) if text else None
+
+    def _has_ended(self, tgid: int) -> bool:
+        """Whether the first thread of a process has ended, or is about to."""
+        stat = self._read(f"{tgid}/stat")
+        return not stat or bool(flags_of(stat) & PF_EXITING)
+
+    def _newest_thread(self, tgid: int) -> str:
+        """The id of the thread of a process that began last; empty if the process is gone."""
         try:
-            with open(f"{self._procfs}/{tgid}/cgroup", "rb") as file:
-                text = file.read(FILE_BYTES)
+            return os.listdir(f"{self._procfs}/{tgid}/task")[-1]
+        except (OSError, IndexError):
+            return ""
+
+    def _read(self, path: str) -> bytes:
+        """The content of a file in procfs; empty if its process is gone."""
+        try:
+            with open(f"{self._procfs}/{path}", "rb") as file:
+                return file.read(FILE_BYTES)
         except OSError:
-            return NO_UNIT
-        return _unit_of_cgroup_file(text)
+            return b""
 
     def _open_cgroup2(self) -> tuple[int, bytes]:
         """Descriptor and path of the root of the unified hierarchy; -1 and empty if there is none."""

@@ -70,6 +70,22 @@ def test_a_process_that_is_gone_keeps_the_unit_it_had(procfs: Procfs, processes:
     assert processes.learn(7, 1, b"server", kernel_thread=False) == ("", "server")
 
 
+def test_a_process_has_a_unit_if_its_first_thread_has_ended(procfs: Procfs, processes: Processes) -> None:
+    procfs.add(7, b"server", cgroup=SERVICE)
+    procfs.add_thread(7, 8, b"worker")
+    procfs.end_leader(7, threads=2)
+    assert processes.learn(7, 1, b"server", kernel_thread=False) == ("a.service", "server")
+
+
+def test_a_process_that_its_parent_does_not_wait_for_keeps_the_unit_it_had(
+    procfs: Procfs, processes: Processes
+) -> None:
+    procfs.add(7, b"sh", cgroup=SERVICE)
+    assert processes.learn(7, 1, b"sh", kernel_thread=False) == ("a.service", "sh")
+    procfs.end_leader(7)
+    assert processes.learn(7, 1, b"server", kernel_thread=False) == ("a.service", "server")  # renamed by exec
+
+
 def test_the_kernels_helper_program_is_no_kernel_thread_any_more(
     procfs: Procfs, processes: Processes
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockd.names.labels.cgroup_paths import Unit
+from lockd.names.labels.processes import Processes
 from lockd.names.labels.units import Units
 from tests.support.cgroups import unified_hierarchy
 from tests.support.container_paths import BURSTABLE_PATH, CONTAINERS, ID, MONITORS, SHORT, UID
@@ -155,6 +156,26 @@ def test_where_both_versions_are_in_use_the_process_knows_more(
     assert units.unit(number, 7) == SHORT
     procfs.remove(7)
     assert units.unit(number, 7) == unit_by_id(units, cgroups[0]) == cgroups[0].name
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_where_both_versions_are_in_use_an_ended_process_stays_in_its_container(
+    tmp_path: Path, cgroup2: Path, cgroups: list[Path], is_gone: bool
+) -> None:
+    """Of such a process, the unified hierarchy still knows the cgroup of what started the container."""
+    both = V1_MOUNTS + f"41 1 0:38 / {cgroup2} rw - cgroup2 cgroup2 rw\n"
+    procfs, number = Procfs(tmp_path, mountinfo=both), cgroups[0].stat().st_ino
+    cgroup = f"1:name=systemd:/docker/{ID}\n0::/{cgroups[0].name}\n".encode()
+    processes = Processes(Units(procfs.root), procfs.root)
+    for tgid in (7, 8):
+        procfs.add(tgid, b"sh", cgroup=cgroup)
+    assert processes.learn(7, number, b"sh", kernel_thread=False) == (SHORT, "sh")
+    for tgid in (7, 8):
+        procfs.end_leader(tgid)
+        if is_gone:
+            procfs.remove(tgid)
+    assert processes.learn(7, number, b"true", kernel_thread=False) == (SHORT, "true")  # renamed by exec
+    assert processes.learn(8, number, b"true", kernel_thread=False) == (cgroups[0].name, "true")  # never seen
 
 
 @pytest.mark.parametrize(("path", "unit"), {**CONTAINERS, **MONITORS}.items())
