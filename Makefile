@@ -46,6 +46,10 @@ SYSUSERS := systemd-sysusers
 # What starts leave there: programs as they were compiled.
 CACHE := /var/cache/lockd
 
+# Recipes give these to programs without quotes: with a blank inside or at an end, `rm -rf` would remove another directory.
+no_blanks = $(foreach name,PREFIX SYSCONFDIR DESTDIR,$(if $(filter 1,$(words x$($(name))x)),,\
+	$(error $(name): "$($(name))" has a blank; rule: a path without blanks)))
+
 as_root = [ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): needs root, to $(1): sudo make $(MAKECMDGOALS)" >&2; exit 1; }
 
 .PHONY: help run test test-all ready kernels bench services alerts fleet faults fuzz unit lint format dashboards packages workloads \
@@ -142,6 +146,7 @@ make_users = if [ ! -e $(DESTDIR)/etc/passwd ]; then :; \
 
 # The new version is complete before it takes the place of the old one, from which a running service starts processes.
 install: ## install lockd, its systemd unit and its users (PREFIX, SYSCONFDIR, DESTDIR)
+	@$(no_blanks)
 	@$(if $(DESTDIR),,$(call as_root,install files); deploy/apt-need $(RUN_PACKAGES))
 	install -d $(addprefix $(DESTDIR),$(LIB) $(PREFIX)/bin $(SYSCONFDIR)/lockd $(dir $(UNIT) $(USERS)))
 	rm -rf $(DESTDIR)$(LIB)/{new,old}
@@ -165,6 +170,7 @@ install: ## install lockd, its systemd unit and its users (PREFIX, SYSCONFDIR, D
 
 # Its users stay, as distributions have it: files may still be theirs, and must not be the next user's.
 uninstall: ## stop lockd and remove its files, except its configuration and its users
+	@$(no_blanks)
 	@$(if $(DESTDIR),,$(call as_root,remove files))
 	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ] && [ -e $(UNIT) ]; then systemctl disable --now lockd; fi
 	rm -rf $(DESTDIR)$(LIB) $(DESTDIR)$(PREFIX)/bin/lockd $(DESTDIR)$(UNIT) $(DESTDIR)$(USERS) $(DESTDIR)$(CACHE)
