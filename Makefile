@@ -10,10 +10,10 @@ VENV := .venv
 TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 C_FILES = $(shell find lockd tests bench -name build -prune -o '(' -name '*.[ch]' -o -name '*.cpp' ')' -print)
 
-# What lockd needs. `a|b`: whichever the release has.
+# What lockd and its unit need; /bin/kill, which the unit runs, is of procps. `a|b`: whichever the release has.
 RUN_PACKAGES := python3 python3-bcrypt python3-bpfcc python3-numpy python3-prometheus-client \
 	python3-rich python3-seccomp python3-systemd python3-tornado python3-yaml 'libbpf1|libbpf0' \
-	'libdw1|libdw1t64' binutils
+	'libdw1|libdw1t64' binutils procps
 
 # What builds tests/programs, and the servers among them. None of these starts a service.
 PROGRAM_PACKAGES := g++ musl-tools rustc cargo librust-parking-lot-dev golang-go \

@@ -24,6 +24,7 @@ PACKAGES = {
     "javac": "openjdk-17-jdk-headless",
     "java": "openjdk-17-jdk-headless",
     "jcmd": "openjdk-17-jdk-headless",
+    "kill": "procps",
     "klockstat-bpfcc": "bpfcc-tools",
     "make": "make",
     "mariadb": "mariadb-client",

@@ -13,7 +13,7 @@ from tests.machine.cache import CACHE, locked, proxies, sources
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = "bookworm"
 PACKAGES = (
-    "systemd-sysv", "udev", "bpftool", "kmod", "make", "procps",
+    "systemd-sysv", "udev", "bpftool", "kmod", "make",
     "python3-pytest", "python3-pytest-timeout", "python3-hypothesis",
 )  # fmt: skip
 """The packages besides those that lockd needs."""

@@ -17,7 +17,7 @@ from tests.needs import MADE, PACKAGES, absence, need
 
 ROOT = Path(__file__).resolve().parents[2]
 ESSENTIAL = {
-    "bash", "cat", "cp", "dpkg", "dpkg-query", "getconf", "id", "kill", "ldd", "mount", "nsenter", "printf",
+    "bash", "cat", "cp", "dpkg", "dpkg-query", "getconf", "id", "ldd", "mount", "nsenter", "printf",
     "setpriv", "sh", "sleep", "sync", "true", "umount", "unshare", "apt-cache", "apt-config", "apt-get",
 }  # fmt: skip
 """Programs that every Debian and Ubuntu has, however small the installation is."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import needs
+from tests.needs import PACKAGES, needs
 
 UNIT = Path(__file__).parents[3] / "deploy" / "systemd" / "lockd.service"
 
@@ -66,6 +66,15 @@ def test_it_runs_what_the_contract_says() -> None:
     ]
     assert unit["LimitMEMLOCK"] == ["infinity"]
     assert (unit["MemoryMax"], unit["OOMPolicy"], unit["TasksMax"]) == (["1G"], ["continue"], ["64"])
+
+
+def test_every_program_that_it_runs_is_installed_with_lockd() -> None:
+    root = UNIT.parents[2]
+    packages = subprocess.check_output(["make", "-s", "packages"], cwd=root, text=True).split()
+    commands = [line for name, lines in settings().items() if name.startswith("Exec") for line in lines]
+    programs = {Path(command.split()[0]).name for command in commands} - {"lockd"}
+    assert programs
+    assert {PACKAGES[program] for program in programs} <= set(packages)
 
 
 def test_it_has_the_capabilities_it_explains_and_no_others() -> None:
