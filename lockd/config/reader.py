@@ -29,7 +29,8 @@ class Section(Protocol):
     """A dataclass whose fields are made by key() and section().
 
     It may have a method `conflicts` for values that are correct one by one and wrong together. The method
-    yields pairs of a key and what is wrong with its value; an empty key stands for the whole section.
+    yields pairs of a key and what is wrong with its value. A key of a section inside is dotted; an empty key
+    stands for the whole section.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
@@ -147,6 +148,8 @@ class Reader:
     def __init__(self, grammar: type[Section], file: str) -> None:
         self.file = file
         self.problems: list[tuple[int, str]] = []
+        self._given: dict[str, yaml.Node] = {}
+        """The value of each key in the file, by its dotted name."""
         self._everywhere = [name for name, _ in all_keys(grammar)]
 
     def read(self, kind: type[S], node: yaml.Node, name: str) -> S:
@@ -170,12 +173,13 @@ class Reader:
                 first = given[word].start_mark.line + 1
                 self._add(key_node, _dotted(name, word), f"given twice, first on line {first}")
             else:
-                given[word] = value
+                given[word] = self._given[_dotted(name, word)] = value
                 field_name, about = known[word]
                 values[field_name] = self._value(about, value, _dotted(name, word))
         result = kind(**values)
         for word, says in getattr(result, "conflicts", tuple)():
-            self._report(given.get(word, node), _dotted(name, word), says)
+            dotted = _dotted(name, word)
+            self._report(self._given.get(dotted, node), dotted, says)
         return result
 
     def _value(self, about: Key | type[Section], node: yaml.Node, name: str) -> object:

@@ -39,6 +39,8 @@ COMM_BYTES = 15
 LARGEST_PID = 4_194_304
 LARGEST_MAP = 1_048_576
 LARGEST_BUCKET_US = 67_108_864
+OWN_LINES, LOCK_TYPES, LOCK_TYPES_HELD = 400, 10, 4
+"""Lines of /metrics about lockd itself; types of kernel locks, and those of them that are held."""
 AUTO = 0
 """The value of a key that is `auto` in the file. It is below every number that the key accepts."""
 
@@ -208,7 +210,9 @@ class Series:
         integer(1_000, 1_000_000),
         "10000",
         "Most lines that /metrics ever has, besides those for deadlocks and advised processes (305 at most). "
-        "What gets no series of its own is counted in a series called `other`, so that totals stay exact.",
+        "What gets no series of its own is counted in a series called `other`, so that totals stay exact. "
+        "With many buckets and windows 1000 would leave room for no other series: lockd then asks for more, "
+        "up to 1370.",
     )
     idle_ns: int = key(
         duration("1m", "30d"),
@@ -398,6 +402,44 @@ class Config:
     budget: Budget = section(Budget)
     web: Web = section(Web)
     log: Log = section(Log)
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        least = self.fixed_lines + 4 * self._histogram_lines  # a process can have four histograms
+        if self.series.max < least:
+            yield (
+                "series.max",
+                f"leaves no room for series besides those called `other`; rule: {least} or more with these "
+                "programs, buckets and windows",
+            )
+
+    @property
+    def fixed_lines(self) -> int:
+        """Lines of /metrics that no process and no lock can have: those about lockd, and of series called
+        `other`.
+
+        lockd/sample/ reserves them for each family of series, and may import nothing from here. A test
+        compares the two.
+        """
+        futex, offcpu, kernel_locks = self.programs.futex, self.programs.offcpu, self.programs.kernel_locks
+        histogram, gauges = self._histogram_lines, len(self.windows)
+        sampled = 2 if self.profile.samples_per_second else 0  # a holder and a cause
+        lines = OWN_LINES
+        if futex.enabled:
+            lines += 4 * (histogram + 1 + gauges) + 4 * (4 + gauges) + 2 * sampled + 1
+            if futex.mode == "calls":
+                lines += 4 + 2 + gauges + 16
+        if offcpu.enabled:
+            lines += 3 * (histogram + gauges) + histogram + 1
+        if kernel_locks.enabled:
+            lines += LOCK_TYPES * (histogram + 1 + gauges + 2 + sampled)
+            if kernel_locks.mode == "all":
+                lines += LOCK_TYPES_HELD * (histogram + 1)
+        return lines
+
+    @property
+    def _histogram_lines(self) -> int:
+        """Lines of one histogram: every bucket, +Inf, sum and count."""
+        return len(self.histogram.buckets_us) + 3
 
 
 def default() -> Config:

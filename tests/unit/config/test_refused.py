@@ -41,6 +41,8 @@ COMM = "is not a string: a name of at most 15 bytes, or a shell pattern"
 SHARE = "a share from 0.01% to 100%, or auto, or none"
 SECTIONS = "period, programs, filter, windows, histogram, series, maps, names, profile, budget, web, log"
 OFF = "{enabled: false}"
+FINE = [2**power for power in range(27)]
+NO_ROOM = "leaves no room for series besides those called `other`"
 ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for every interface"
 
 
@@ -134,6 +136,10 @@ ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for eve
             f"series: {{max: {'9' * 50}}}",
             f"series.max: {'9' * 40} ... is not a whole number from 1000 to 1000000",
         ),
+        (
+            f"{{histogram: {{buckets_us: {FINE}}}, series: {{idle: 1m, max: 1000}}}}",
+            f"series.max: 1000 {NO_ROOM}; rule: 1178 or more with these programs, buckets and windows",
+        ),
         ("maps: {stacks: 32}", "maps.stacks: 32 is not a power of two from 64 to 1048576"),
         ("maps: {entries: 100}", "maps.entries: 100 is not a power of two from 64 to 1048576, or auto"),
         ("web: {listen: []}", "web.listen: [] is not a list of different addresses, at least one"),
@@ -203,6 +209,19 @@ log:
         "lockd.yaml:12: windows: [60s, 1m]",
         "lockd.yaml:15: log.level: - info ...",
     ]
+
+
+def test_the_least_series_depend_on_what_has_a_series_called_other() -> None:
+    """A configuration without room for any name would be of no use, and look well in every alert."""
+    assert parse("series: {max: 1000}").series.max == 1000
+    every = "programs: {futex: {mode: calls}, kernel_locks: {mode: all}}"
+    assert parse(f"series: {{max: 1000}}\n{every}").series.max == 1000
+    one = f"programs: {{offcpu: {OFF}, kernel_locks: {OFF}}}\nhistogram: {{buckets_us: {FINE}}}"
+    assert parse(f"series: {{max: 1000}}\n{one}").series.max == 1000
+    most = f"{every}\nhistogram: {{buckets_us: {FINE}}}\nwindows: [1m, 2m, 3m, 4m]"
+    assert parse(f"series: {{max: 1370}}\n{most}").series.max == 1370
+    (problem,) = problems(f"series:\n  max: 1369\n{most}")
+    assert problem.startswith(f"lockd.yaml:2: series.max: 1369 {NO_ROOM}; rule: 1370 or more")
 
 
 # --- Bad files ------------------------------------------------------------------------------------
