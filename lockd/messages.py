@@ -19,6 +19,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from lockd.process import memory
+
 try:
     from _blake2 import blake2b  # hashlib would load OpenSSL as well, which takes 3 MB
 except ImportError:
@@ -97,7 +99,7 @@ def to_memfd(block: bytes) -> int:
 
     Raises OSError if there is no memory or no descriptor left.
     """
-    fd = os.memfd_create("lockd-snapshot", os.MFD_CLOEXEC)
+    fd = memory.create_file("lockd-snapshot")
     view = memoryview(block)
     try:
         while view:

@@ -17,7 +17,7 @@ import subprocess
 from lockd.errors import HostError, LockdError, describe_exit, error_class
 from lockd.kernel.manifest import Manifest
 from lockd.load.settings import LoadSettings
-from lockd.process import isolation
+from lockd.process import isolation, memory
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Loader:
         raise_descriptor_limit(settings)
         self._socket, theirs = socket.socketpair()
         # A pipe could block the loader: its reader reads only after the result has arrived on the socket.
-        self._errors = os.fdopen(os.memfd_create("loader-stderr"), "r+b")
+        self._errors = os.fdopen(memory.create_file("loader-stderr"), "r+b")
         with theirs:
             self._child = subprocess.Popen(
                 [*isolation.command("lockd.load"), str(theirs.fileno())],

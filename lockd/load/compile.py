@@ -25,6 +25,7 @@ from lockd.kernel.libbpf import libbpf
 from lockd.kernel.manifest import Layout
 from lockd.load.compiled import CompileCache, Compiled, MapDefinition, key_of, with_maps
 from lockd.load.source import HEADERS, Source
+from lockd.process import memory
 
 log = logging.getLogger(__name__)
 
@@ -206,12 +207,12 @@ def _is_signed(ctype: Any) -> bool:
 def _native_stderr() -> Iterator[Any]:
     """Redirect descriptor 2, to which clang prints, to memory; yield a function that returns the content."""
     saved = os.dup(2)
-    with os.fdopen(os.memfd_create("stderr"), "w+b") as memory:
-        os.dup2(memory.fileno(), 2)
+    with os.fdopen(memory.create_file("stderr"), "w+b") as file:
+        os.dup2(file.fileno(), 2)
 
         def printed() -> str:
-            memory.seek(0)
-            return memory.read().decode(errors="replace")
+            file.seek(0)
+            return file.read().decode(errors="replace")
 
         try:
             yield printed

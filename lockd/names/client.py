@@ -38,7 +38,7 @@ from lockd.names.protocol import (
     is_answer_to,
 )
 from lockd.names.shares import SAVED_SECONDS, Bench, Turn
-from lockd.process import isolation
+from lockd.process import isolation, memory
 from lockd.process.clock import cpu_seconds
 
 log = logging.getLogger(__name__)
@@ -452,8 +452,8 @@ class Namer:
         ring = settings.ring[:1] if settings.ring else ()
         with (
             theirs,
-            open(os.memfd_create("lockd-bench"), "r+b", buffering=0) as bench,
-            open(os.memfd_create("lockd-namer-settings"), "r+b", buffering=0) as asked,
+            open(memory.create_file("lockd-bench"), "r+b", buffering=0) as bench,
+            open(memory.create_file("lockd-namer-settings"), "r+b", buffering=0) as asked,
         ):
             bench.truncate(mmap.PAGESIZE)
             self.bench = Bench(bench.fileno())

@@ -1,10 +1,12 @@
-"""Memory of lockd's processes: unused parts of numpy are not loaded, and freed memory is returned.
+"""Memory of lockd's processes: unused parts of numpy are not loaded, freed memory is returned, and files in
+memory cannot be executed.
 
 This module is imported before any other one, so it imports little itself.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -17,6 +19,8 @@ UNUSED = ("ctypeslib", "fft", "ma", "polynomial", "random", "typing")
 """Modules of numpy that numpy before version 2 imports itself, or that only annotations name."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of mallopt(3)."""
+MFD_NOEXEC_SEAL = 0x8
+"""The flag of memfd_create(2) for a file that nobody can ever make executable (Linux 6.3 and later)."""
 
 
 class LazyModule(ModuleType):
@@ -73,3 +77,17 @@ def return_freed_memory(block_bytes: int = 128 << 10) -> None:
         mallopt(M_MMAP_THRESHOLD, block_bytes)
         mallopt(M_TRIM_THRESHOLD, 2 * block_bytes)
         mallopt(M_ARENA_MAX, 1)
+
+
+def create_file(name: str) -> int:
+    """Create an empty file in memory (memfd), and return its descriptor. `name` is shown in /proc.
+
+    Nobody can execute the file, where the kernel can ensure that: with vm.memfd_noexec=2, Linux 6.3 to 6.5
+    refuse a file for which this is not asked. Raises OSError if there is no memory or no descriptor left.
+    """
+    try:
+        return os.memfd_create(name, os.MFD_CLOEXEC | MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create(name, os.MFD_CLOEXEC)  # a kernel before 6.3

@@ -62,7 +62,7 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
     settings = load_settings(config)
     store = Store(systemd, key_of(asked_for(config, settings)))
     web_config = config.web.config_file
-    web_kept = os.memfd_create("lockd-web-kept") if web_config else None
+    web_kept = memory.create_file("lockd-web-kept") if web_config else None
 
     def start_exporter(now: Config) -> Exporter:
         return Exporter(listening, web_config, now.log.level, now.budget.requests, web_kept)

@@ -18,7 +18,7 @@ from lockd.errors import PASSING
 from lockd.kernel.manifest import Manifest
 from lockd.load.settings import LoadSettings
 from lockd.messages import DIGEST_BYTES, digest
-from lockd.process import privileges
+from lockd.process import memory, privileges
 from lockd.service.systemd import Systemd
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Store:
             "objects": {name: _identity(fd) for name, fd in zip(names, fds, strict=True)},
         }
         text = json.dumps(described).encode()
-        self._manifest = os.memfd_create("lockd-manifest")
+        self._manifest = memory.create_file("lockd-manifest")
         os.pwrite(self._manifest, bytes(1) + digest(text) + text, 0)
         for name, fd in zip(names, fds, strict=True):
             self._systemd.store_descriptor(name, fd)
@@ -123,7 +123,7 @@ class Store:
         if not self._systemd.is_available:
             return None
         if COUNTED not in self._given:
-            self._given[COUNTED] = os.memfd_create("lockd-counted")
+            self._given[COUNTED] = memory.create_file("lockd-counted")
             self._systemd.store_descriptor(COUNTED, self._given[COUNTED])
         return self._given[COUNTED]
 

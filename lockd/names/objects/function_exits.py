@@ -12,7 +12,7 @@ import resource
 import subprocess
 from dataclasses import dataclass
 
-from lockd.process import privileges
+from lockd.process import memory, privileges
 
 OBJDUMP = (
     "objdump", "--disassemble-all", "--no-show-raw-insn", "--wide", "--target=binary",
@@ -54,7 +54,7 @@ def find_exits(code: bytes, start: int) -> FunctionExits | None:
     if not 0 < len(code) <= LONGEST_FUNCTION:
         return None
     user = privileges.unprivileged_user(USER)
-    with open(os.memfd_create("function"), "w+b", buffering=0) as file:
+    with open(memory.create_file("function"), "w+b", buffering=0) as file:
         file.write(code)
         file.seek(0)
         try:
