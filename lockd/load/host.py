@@ -68,10 +68,17 @@ def tracefs() -> Path | None:
 
     Raises HostError if this user has no access.
     """
-    try:
-        return next((Path(place) for place in TRACEFS_PLACES if Path(place, "events").is_dir()), None)
-    except PermissionError as error:
-        raise HostError(f"{error.filename}: {error.strerror}: tracefs is root's: run it with sudo") from error
+    for place in TRACEFS_PLACES:
+        try:
+            os.stat(f"{place}/events")  # Path.is_dir() of newer Pythons does not tell that access is refused
+            return Path(place)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError as error:
+            raise HostError(
+                f"{error.filename}: {error.strerror}: tracefs is root's: run it with sudo"
+            ) from error
+    return None
 
 
 def mount_tracefs_privately() -> Path:
