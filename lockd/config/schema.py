@@ -345,9 +345,9 @@ class Web:
             lambda addresses: bool(addresses) and len(set(addresses)) == len(addresses),
         ),
         '["127.0.0.1:9776"]',
-        "Addresses to listen on; :9776 is every interface, by IPv4 and IPv6. Names of programs and locks can "
-        "be private: without TLS and passwords, keep to the loopback address. The flag --web.listen-address "
-        "overrides this key.",
+        "Addresses to listen on; :9776 is every interface, by IPv4 and IPv6, and a host name is all of its "
+        "addresses. Names of programs and locks can be private: without TLS and passwords, keep to the "
+        "loopback address. The flag --web.listen-address overrides this key.",
     )
     config_file: Path | None = key(
         or_none(absolute_path(), "null"),

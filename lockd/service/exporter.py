@@ -7,6 +7,7 @@ when it has ended or hangs. While lockd runs, neither of them makes the sampler 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -15,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lockd.errors import LockdError, describe_exit, error_class
 from lockd.messages import PING, RELOAD, SERVE, SERVING
@@ -45,6 +47,8 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 shortest again after an exporter has served for longer than the pause. It is never 0: if somebody ends all
 processes of the service, this process may be the last that is ended, and should not start another exporter
 before it ends."""
+ELSEWHERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""The errnos for an address that this host does not have, also because it has no IPv6."""
 
 
 class Exporter:
@@ -285,16 +289,16 @@ def check_web_config(path: Path) -> None:
 
 def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:
     """A listening socket for each address. An empty host stands for every interface, by IPv4, and by
-    IPv6 if this host has it.
+    IPv6 if this host has it. A name stands for all of its addresses that this host has.
 
     Raises LockdError, which names the address, if one of them cannot be listened on.
     """
-    sockets: list[socket.socket] = []
+    sockets: dict[Any, socket.socket] = {}
     for host, port in addresses:
         try:
-            sock = _listening(host, port)
+            _listen(host, port, sockets)
         except OSError as error:
-            for opened in sockets:
+            for opened in sockets.values():
                 opened.close()
             # socket.create_server() adds the address to strerror, and this message has it already. The number
             # in a gaierror, for a host name that is not found, is none of os.strerror().
@@ -304,12 +308,26 @@ def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:
                 f"{host_port(host, port)}: cannot listen there: {reason}: "
                 "choose another with --web.listen-address=HOST:PORT or web.listen"
             ) from error
-        sockets.append(sock)
-    return sockets
+    return list(sockets.values())
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, sockets: dict[Any, socket.socket]) -> None:
+    """Add listening sockets for this host to `sockets`, which are by address. Raises OSError."""
     if not host and socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
-    addresses = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return socket.create_server(addresses[0][4], family=addresses[0][0], backlog=128)
+        sockets["", port] = socket.create_server(
+            ("", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True
+        )
+        return
+    found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    not_here = None
+    for family, _, _, _, address in found:
+        if address in sockets:  # such as localhost besides 127.0.0.1
+            continue
+        try:
+            sockets[address] = socket.create_server(address, family=family, backlog=128)
+        except OSError as error:
+            if error.errno not in ELSEWHERE:
+                raise
+            not_here = error
+    if not_here and not any(address in sockets for *_, address in found):
+        raise not_here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +52,72 @@ def test_no_host_where_ipv6_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> No
     with listening:
         assert listening.family == socket.AF_INET
         assert connected("127.0.0.1", listening.getsockname()[1])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def resolve(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Have the name `name` stand for these addresses, in this order."""
+    real = socket.getaddrinfo
+
+    def found(host: str, port: int, *asked: int, **more: int) -> list[Any]:
+        if host != "name":
+            return list(real(host, port, *asked, **more))
+        return [
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (address, port, 0, 0))
+            if ":" in address
+            else (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+            for address in addresses
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+
+
+@contextlib.contextmanager
+def listened(*addresses: tuple[str, int]) -> Iterator[list[str]]:
+    """Listen, and yield the hosts of the sockets."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(sock).getsockname()[0] for sock in listen(list(addresses))]
+
+
+def test_a_name_is_all_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/etc/hosts may have `::1 localhost` first, while Prometheus asks at 127.0.0.1."""
+    resolve(monkeypatch, "127.0.0.2", "127.0.0.1", "127.0.0.2")
+    port = free_port()
+    with listened(("name", port)) as hosts:
+        assert hosts == ["127.0.0.2", "127.0.0.1"]
+        assert connected("127.0.0.1", port)
+
+
+def test_a_name_and_one_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve(monkeypatch, "127.0.0.1")
+    port = free_port()
+    with listened(("127.0.0.1", port), ("name", port)) as hosts:
+        assert hosts == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("elsewhere", ["192.0.2.1", "2001:db8::1"])  # addresses for documents
+def test_an_address_of_a_name_that_this_host_does_not_have(
+    elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve(monkeypatch, elsewhere, "127.0.0.1")
+    with listened(("name", 0)) as hosts:
+        assert hosts == ["127.0.0.1"]
+    resolve(monkeypatch, elsewhere)
+    with pytest.raises(LockdError, match="name:9776: cannot listen there: "):
+        listen([("name", 9776)])
+
+
+def test_an_address_of_a_name_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve(monkeypatch, "127.0.0.2", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LockdError, match="cannot listen there: Address already in use"):
+            listen([("name", port)])
+        assert not connected("127.0.0.2", port)
 
 
 TALKATIVE = """
