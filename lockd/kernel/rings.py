@@ -45,12 +45,13 @@ class RingReader:
         return self._ring.fd
 
     def records(self) -> Iterator[memoryview]:
-        """Yield each record written since the last call.
+        """Yield each record that was written before the iteration begins, and was not yielded before.
 
-        The memory of a record is valid until the next record is asked for.
+        Programs may write records as fast as they are read, so the iteration leaves out those written
+        meanwhile. The memory of a record is valid until the next record is asked for.
         """
-        position = self._consumer_position[0]
-        while position != self._producer_position[0]:
+        position, end = self._consumer_position[0], self._producer_position[0]
+        while position != end:
             start = position % self._ring.size
             header = self._data_words[start // 4]
             if header & BUSY:
