@@ -66,6 +66,8 @@ VALUES = (
 HOLDS_FIRST = (3, 4, 5, 0, 1, 2)
 """The order of VALUES with --hold, by position. Formats with room for one value show the first."""
 TITLE = "lockd trace klock"
+NAMELESS = "counted without names"
+"""What the keys in Session.own_losses say of events for whose names Sums has no room."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -223,7 +225,7 @@ class LockTrace:
         self._has_holds = self._report_mode()
         self._names = Names(session.stacks, self._types)
         self._sums = Sums()
-        """The rows of the whole trace, if a profile is to be written. They grow until the trace ends."""
+        """The rows of the whole trace, if a profile is to be written."""
         self._makes_profile = bool(args.flamegraph) or args.format not in STREAMED
         self._began = time.time()
 
@@ -265,12 +267,14 @@ class LockTrace:
         for rows in self.windows():
             recent.add(rows)
             if not self._session.ended_ns and intervals.has_ended():
-                yield self._tables(recent.rows())
+                yield self._tables(recent)
                 recent = Sums()
-        yield self._tables(recent.rows())
+        yield self._tables(recent)
 
-    def _tables(self, rows: Columns) -> str:
+    def _tables(self, sums: Sums) -> str:
         args = self._args
+        rows = sums.rows()
+        self._session.own_losses[f"tables: {NAMELESS}"] += sums.nameless
         layout = Layout(args.stacks, args.locks, args.sort, args.per_thread)
         stamp = time.strftime("\n%H:%M:%S\n") if args.timestamp else ""
         return stamp + "".join(tables(rows, self._names, self._types, layout, self._has_holds))
@@ -282,7 +286,9 @@ class LockTrace:
         """
         counts: dict[tuple[object, ...], Count] = {}
         samples: dict[tuple[object, ...], tuple[Sample, list[int]]] = {}
-        for row in self._sums.rows():
+        rows = self._sums.rows()
+        self._session.own_losses[f"profile: {NAMELESS}"] = self._sums.nameless
+        for row in rows:
             type_, stack, lock = int(row["type"]), int(row["stack"]), int(row["lock"])
             functions = tuple(place.partition("+")[0] for place in self._names.callers(stack))
             key: tuple[object, ...] = (int(row["tid"]), lock, type_, functions)

@@ -12,6 +12,7 @@ from lockd.columns import structs
 from lockd.columns.index import mix
 from lockd.columns.structs import Columns
 from lockd.kernel.pairs import Entries
+from lockd.names.protocol import ANON
 from lockd.printable import printable
 from lockd.trace.core.call_stacks import CallStacks
 
@@ -39,6 +40,13 @@ HELD_TYPES = 4
 """The number of lock types whose acquisitions and releases are traced: the first ones of enum lock_type."""
 MOST_ROWS = 32768
 """The least number of rows that Sums stores before it merges them."""
+MOST = 1 << 20
+"""The most keys that have sums of their own. Their rows take 160 MB. Rows with further keys are counted
+without names."""
+KEY = ("lock", "tid", "type", "stack")
+"""The columns by which Sums adds up rows."""
+NOBODY = b"[no room]"
+"""The comm of what was counted without names."""
 SETTLED_NS = 20_000_000
 """Nanoseconds after which a lock that a thread has asked for, and does not wait for, counts as acquired.
 
@@ -141,18 +149,44 @@ def merged(rows: Columns, *by: str) -> Columns:
 
 
 class Sums:
-    """Adds up rows by lock, thread, type and stack."""
+    """Adds up rows by KEY. At most `most` keys have sums of their own."""
 
-    def __init__(self) -> None:
-        self._parts = [np.zeros(0, ROW)]
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._merged = np.zeros(0, ROW)
+        self._parts: list[Columns] = []
+        self.nameless = 0
+        """Number of waits and acquisitions that were counted without names, because there were more than
+        `most` keys. It is complete after rows()."""
 
     def add(self, rows: Columns) -> None:
         self._parts.append(rows)
-        if sum(map(len, self._parts)) > max(2 * len(self._parts[0]), MOST_ROWS):
-            self._parts = [self.rows()]
+        if sum(map(len, self._parts)) > max(len(self._merged), MOST_ROWS):
+            self.rows()
 
     def rows(self) -> Columns:
-        return merged(structs.concatenate(self._parts), "lock", "tid", "type", "stack")
+        """The sums of all rows so far, and at most one row without names for each type of lock."""
+        if self._parts:
+            rows = structs.concatenate([self._merged, *self._parts])
+            self._make_room(rows)
+            self._merged, self._parts = merged(rows, *KEY), []
+        return self._merged
+
+    def _make_room(self, rows: Columns) -> None:
+        """Remove the names from rows with new keys for which there is no room.
+
+        `rows` begin with those of `_merged`.
+        """
+        keys = mix(*(rows[column] for column in KEY))
+        known = keys[: len(self._merged)]
+        fresh = np.setdiff1d(keys, known)
+        excess = fresh[max(self._most - len(known), 0) :]
+        nameless = np.flatnonzero(np.isin(keys, excess))
+        for column in ("waits", "waiting", "acquired"):
+            self.nameless += int(rows[column][nameless].sum())
+        for column in ("lock", "stack", "tid", "tgid", "is_mmap_lock"):
+            rows[column][nameless] = 0
+        rows["comm"][nameless] = NOBODY
 
 
 def comm_of(row: Any) -> str:
@@ -257,7 +291,8 @@ class Names:
         if key not in self._locks:
             addresses = self._stacks.kernel_addresses(stack)
             name = self._stacks.names.kernel_lock(address, self._types[type_], addresses, is_mmap_lock)
-            self._locks[key] = name
+            # 0 stands for locks that Sums counted without names. A variable of the kernel may be there.
+            self._locks[key] = name if address else ANON
         return self._locks[key]
 
     def matching(self, rows: Columns, caller: str, lock: str) -> npt.NDArray[np.bool_]:

@@ -6,6 +6,7 @@ import argparse
 import csv
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from lockd.trace.klock.rows import (
     Accesses,
     Columns,
     Names,
+    Sums,
     merged,
     unfinished_holds,
     unfinished_waits,
@@ -61,6 +63,48 @@ def test_rows_are_merged_and_the_longest_wait_tells_the_stack() -> None:
     assert (first["max_wait_ns"], first["acquired"], first["is_mmap_lock"]) == (80, 5, 1)
     assert (second["tid"], second["hold_ns"], second["is_mmap_lock"]) == (8, 3, 0)
     assert len(merged(rows(), "tid")) == 0
+
+
+def test_sums_are_bounded_and_lose_no_event() -> None:
+    """Waits of keys for which there is no room are in one row for each type of lock."""
+    sums = Sums(most=2)
+    first = rows({"lock": 1, "waits": 1, "wait_ns": 10}, {"lock": 2, "waits": 2, "wait_ns": 20})
+    sums.add(first)
+    assert len(sums.rows()) == 2
+    sums.add(
+        rows(
+            {"lock": 3, "stack": 9, "waits": 4, "wait_ns": 40, "acquired": 3},
+            {"lock": 4, "stack": 9, "waiting": 1, "wait_ns": 80, "is_mmap_lock": 1},
+            {"lock": 1, "waits": 8, "wait_ns": 1},
+        )
+    )
+    nameless, *named = sums.rows()
+    assert [(row["lock"], row["waits"], row["wait_ns"]) for row in named] == [(1, 9, 11), (2, 2, 20)]
+    assert (nameless["lock"], nameless["tid"], nameless["comm"]) == (0, 0, b"[no room]")
+    assert (nameless["waits"], nameless["waiting"], nameless["wait_ns"]) == (4, 1, 120)
+    assert sums.nameless == 8
+    sums.add(rows({"lock": 3, "type": RTMUTEX, "waits": 1}, {"lock": 3, "acquired": 1}))
+    assert len(sums.rows()) == 4
+    assert sums.nameless == 10
+    assert first["lock"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("words", ["--callers", "--callers -i 0.01ms", "--format folded"])
+def test_what_was_counted_without_names_is_reported(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(klock, "Sums", lambda: Sums(most=0))
+    session = FakeSession()
+    parser = argparse.ArgumentParser()
+    klock.add_options(parser)
+    trace = klock.LockTrace(cast("Session", session), parser.parse_args(["--no-ongoing", *words.split()]))
+    texts: Iterator[object] = trace.tables() if "--callers" in words else trace.windows()
+    if "-i" in words:
+        next(texts)
+    session.stop()
+    for _ in texts:
+        pass
+    trace.profile()
+    (lost,) = filter(None, session.own_losses.values())
+    assert lost == session.drained
 
 
 def test_an_access_is_a_wait_or_a_taking_that_needed_none() -> None:
@@ -149,6 +193,7 @@ class FakeSession:
         self.stacks, self.progress = CallStacks(), Progress(sys.stderr)
         self.elapsed, self.ended_ns, self.events = 1.0, 0, 0
         self.is_stopped = False
+        self.own_losses: Counter[str] = Counter()
         self.drained = self.reports = 0
 
     def __enter__(self) -> FakeSession:
