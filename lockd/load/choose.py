@@ -26,7 +26,7 @@ class Choice:
     comes with the reason why it is not available; the reason is empty if it is available."""
     instead_of: str
     """Why the ways before `way` cannot be taken, or all ways if `way` is None, for people to read. Empty if
-    none of them was examined."""
+    `way` is the first that was examined."""
 
     @property
     def chosen(self) -> Chosen:
@@ -66,7 +66,7 @@ def choose(part: Part, mechanism: str, host: Host, refused: Mapping[Way, str] = 
         reason = (
             f"programs.{part.program}.mechanism: {mechanism}: its {part.what} are measured by {known} only"
         )
-        return Choice(part, None, tuple((hook, reason) for hook in part.ways[0].hooks), "")
+        return Choice(part, None, tuple((hook, reason) for hook in part.ways[0].hooks), reason)
     reasons: list[str] = []
     preferred = None
     for way in allowed:

@@ -136,8 +136,7 @@ def _print_choices(choices: list[Choice], optional: Mapping[str, str] = NO_PARTS
             because = f" (not by {choice.instead_of})" if choice.instead_of else ""
             print(f"{name:<20} by {choice.way.mechanism}{because}")
             continue
-        reason = choice.instead_of or choice.hooks[0][1]
         needed_for = f" (only mode {mode} needs it)" if mode else ""
-        print(f"{name:<20} cannot be measured here{needed_for}: {reason}")
+        print(f"{name:<20} cannot be measured here{needed_for}: {choice.instead_of}")
         is_impossible = is_impossible or not mode
     return HostError.exit_code if is_impossible else 0

@@ -160,9 +160,7 @@ def _require_any(choices: list[Choice]) -> None:
         if choice.part.what != HOLDERS:
             essential.setdefault(choice.part.program, choice)
     if not any(choice.way for choice in essential.values()):
-        reasons = "; ".join(
-            f"{program}: {choice.instead_of or choice.hooks[0][1]}" for program, choice in essential.items()
-        )
+        reasons = "; ".join(f"{program}: {choice.instead_of}" for program, choice in essential.items())
         raise HostError(f"none of the programs {', '.join(essential)} can run here: {reasons}")
 
 

@@ -33,7 +33,7 @@ def main(config: str, times: int) -> int:
     choices = choices_for(settings, host)
     for choice in choices:
         if not choice.way:
-            print(choice.instead_of or choice.hooks[0][1], file=sys.stderr)
+            print(choice.instead_of, file=sys.stderr)
             return HostError.exit_code
     source = source_for(settings, choices, host)
     code = compile_cached(source, CompileCache(default_directory()))

@@ -167,6 +167,9 @@ def run(args: argparse.Namespace) -> int:
     seconds = args.duration or args.time or (RECORDS_SECONDS if writes_records else None)
     if args.hold and args.mode == "contention":
         raise UsageError("--hold: --mode contention measures no holds; rule: --mode all")
+    if args.mechanism == "tracepoint" and (args.hold or args.mode == "all"):
+        option = "--hold" if args.hold else "--mode all"
+        raise UsageError(f"{option}: no tracepoint reports holds; rule: --mechanism fentry or kprobe")
     if args.duration and args.time:
         raise UsageError("-d/--time: the duration is given twice")
     optional = () if args.mode == "all" or args.hold else ("holds",)

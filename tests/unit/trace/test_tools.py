@@ -102,6 +102,15 @@ def test_records_end_by_themselves(
     assert raised.value.args == (seconds,)
 
 
+@pytest.mark.parametrize("option", ["--mode all", "--hold"])
+def test_a_mechanism_that_sees_no_holds_is_refused_where_holds_are_asked_for(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(klock, "Session")  # nothing is attached
+    with pytest.raises(UsageError, match=f"^{option}: no tracepoint reports holds; rule: --mechanism fentry"):
+        klock.run(parser_of("klock").parse_args(f"{option} --mechanism tracepoint".split()))
+
+
 class Lasts(Exception):
     """Raised with the duration of a trace: a number of seconds, or None for no limit."""
 
