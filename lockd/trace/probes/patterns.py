@@ -5,6 +5,7 @@ The syntax is that of bcc's tools.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import difflib
 import os
@@ -407,13 +408,15 @@ def _ifunc_address(file: ObjectFile, descriptor: int, name: str) -> int:
     status = os.fstat(descriptor)
     mappings = Mappings(Path("/proc/self/maps").read_bytes())
     for mapping in mappings.code_files():
-        if (mapping.device, mapping.inode) == (status.st_dev, status.st_ino):
-            try:
-                function = getattr(ctypes.CDLL(os.fsdecode(mapping.path)), name)
-                address = ctypes.cast(function, ctypes.c_void_p).value or 0
-                chosen = mappings.find(address)
-                if chosen and chosen.inode == mapping.inode:
-                    return address - file.bias(chosen)
-            except (OSError, AttributeError, ElfError):
-                return -1
+        if mapping.inode != status.st_ino:
+            continue
+        with contextlib.suppress(OSError, AttributeError, ElfError):
+            # On btrfs and overlayfs, stat() returns another device than /proc/PID/maps shows.
+            if not os.path.samestat(os.stat(mapping.path), status):
+                continue
+            function = getattr(ctypes.CDLL(os.fsdecode(mapping.path)), name)
+            address = ctypes.cast(function, ctypes.c_void_p).value or 0
+            chosen = mappings.find(address)
+            if chosen and chosen.inode == mapping.inode:
+                return address - file.bias(chosen)
     return -1
