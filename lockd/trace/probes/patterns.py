@@ -49,7 +49,8 @@ NO_EVENTS = ("ftrace",)
 """Categories of events in tracefs to which no program can be attached."""
 
 _OBJECT = re.compile(r"[\w./+*?\[\]-]+")
-"""The name or path of a program or library, or a pattern for those that a process has mapped."""
+"""The name of a program or library, or a pattern for those that a process has mapped. With a `/`, it is one
+whatever else is in it, since no function of the kernel has a `/` in its name."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def parse(text: str, is_regex: bool = False) -> Pattern:
     place, colon, name = rest.partition(":")
     if colon and not place and not name.startswith(":"):
         return _checked(Pattern(text, KERNEL, "", name, is_regex))
-    if colon and _OBJECT.fullmatch(place):
+    if colon and ("/" in place or _OBJECT.fullmatch(place)):
         return _checked(Pattern(text, USER, place, name, is_regex))
     return _checked(Pattern(text, KERNEL, "", rest, is_regex))
 

@@ -70,6 +70,8 @@ needs_gcc = needs("gcc")
         ("c:malloc", USER, "c", "malloc"),
         ("p:c:malloc", USER, "c", "malloc"),
         ("/usr/bin/x:main", USER, "/usr/bin/x", "main"),
+        ("/opt/app@2/a b/~x,y=z%:main", USER, "/opt/app@2/a b/~x,y=z%", "main"),
+        ("p:./app@2:main", USER, "./app@2", "main"),
         ("x:ns::Class::*", USER, "x", "ns::Class::*"),
         ("*:pthread_*", USER, "*", "pthread_*"),
         ("t:sched:sched_*", TRACEPOINT, "", "sched:sched_*"),
