@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,11 @@ APART int via_b(int x) { return leaf(x) + via_a(x); }
 APART int via_shared(int x) { return shared(x) + 1; }
 APART int asks(void) { return syscall(SYS_getpgid, 0) + 1; }
 APART void *threads_do(void *unused) { for (int i = 0; i < 50; i++) sink += leaf(i); return 0; }
+void *goes_on(void *unused)
+{
+    for (char byte; read(0, &byte, 1) == 1; write(1, "d", 1)) threads_do(0);
+    return 0;
+}
 int main(int argc, char **argv)
 {
     char byte;
@@ -37,6 +43,11 @@ int main(int argc, char **argv)
         if (byte == 't') {
             for (int i = 0; i < 4; i++) pthread_create(&threads[i], 0, threads_do, 0);
             for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
+        }
+        if (byte == 'e') {
+            pthread_create(&threads[0], 0, goes_on, 0);
+            write(1, "d", 1);
+            syscall(SYS_exit, 0); /* ends the main thread alone */
         }
         for (int i = 0; byte == 'g' && i < 100; i++) {
             sink += via_a(i);
@@ -208,6 +219,29 @@ def test_calls_by_all_threads_of_a_process(pattern: str, start: Start) -> None:
     found = counted(trace.stop())
     by_threads = {stack: count for stack, count in found.items() if stack[-1] == "leaf"}
     assert [(stack[-2:], count) for stack, count in by_threads.items()] == [(("threads_do", "leaf"), 200)]
+
+
+@pytest.mark.parametrize(
+    ("tool", "pattern", "says"),
+    [
+        ("stackcount", "pie:leaf", "were not traced"),
+        ("stacksnoop", "pie:leaf", "were not traced"),
+        ("stackcount", "pie:*", "may not have been traced"),
+    ],
+)
+def test_threads_that_outlive_the_main_thread_are_reported(
+    tool: str, pattern: str, says: str, start: Start
+) -> None:
+    one = start("pie")
+    trace = Trace(tool, pattern, "-p", one.pid, "--format", "json")
+    one.do("e")
+    while ") Z " not in Path(f"/proc/{one.pid}/stat").read_text():
+        time.sleep(0.01)
+    one.do()
+    written = trace.stop()
+    assert f"process {one.pid}: its main thread has ended; since then, its other threads {says}" in trace.said
+    if pattern == "pie:leaf":
+        assert written == ""
 
 
 def test_tracepoints(start: Start) -> None:

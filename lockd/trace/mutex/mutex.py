@@ -7,6 +7,7 @@ import sys
 
 from lockd.load.settings import Trace
 from lockd.trace.core import options, output
+from lockd.trace.core.main_threads import ended_main_threads
 from lockd.trace.core.session import Session
 from lockd.trace.mutex import formats, probes
 from lockd.trace.mutex.times import ONGOING, MutexTimes
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             times.add_waits(session)
         _write(args, times, title, session.began_at, session.elapsed)
         session.report()
-        for remark in (*times.remarks(), *_ended_main_threads(args.pids)):
+        for remark in (*times.remarks(), *ended_main_threads(args.pids)):
             print(f"{title}: {remark}", file=sys.stderr)
     return 0
 
@@ -101,15 +102,3 @@ def _write(args: argparse.Namespace, times: MutexTimes, title: str, began: float
             "json": formats.as_json(shown),
         },
     )
-
-
-def _ended_main_threads(pids: tuple[int, ...]) -> list[str]:
-    """Remarks for the user about processes whose main thread has ended.
-
-    The kernel attaches a probe of one process to its main thread, so the probe ends with that thread.
-    """
-    return [
-        f"process {pid}: its main thread has ended; since then, its other threads were not traced"
-        for pid in pids
-        if probes.is_without_main_thread(pid)
-    ]

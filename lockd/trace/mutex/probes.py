@@ -188,24 +188,3 @@ def _return_offsets(library: Library, function: Function) -> list[int]:
         offsets |= {address: current.offset + address - current.address for address in exits.returns}
         pending += [waits[target] for target in exits.jumps if waits[target] not in seen]
     return sorted(offsets.values())
-
-
-def is_running(pid: int) -> bool:
-    """Whether a thread of the process has not ended. A zombie has no such thread, but still is in procfs."""
-    return _state_of_main_thread(pid) not in (b"", b"Z", b"X") or is_without_main_thread(pid)
-
-
-def is_without_main_thread(pid: int) -> bool:
-    """Whether the main thread of the process has ended while other threads run on."""
-    try:
-        return _state_of_main_thread(pid) == b"Z" and len(os.listdir(f"/proc/{pid}/task")) > 1
-    except OSError:
-        return False
-
-
-def _state_of_main_thread(pid: int) -> bytes:
-    """The letter in proc_pid_stat(5); empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
-    except OSError:
-        return b""

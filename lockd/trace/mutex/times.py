@@ -12,8 +12,8 @@ from lockd.names.labels.processes import text
 from lockd.names.labels.system_calls import ERRORS
 from lockd.trace.core.call_stacks import CallStacks
 from lockd.trace.core.histogram import Histogram
+from lockd.trace.core.main_threads import is_running
 from lockd.trace.core.session import Session
-from lockd.trace.mutex.probes import is_running
 
 STILL_WAITING = "still waiting"
 STILL_HELD = "still held"

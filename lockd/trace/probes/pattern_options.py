@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from dataclasses import replace
 
 from lockd.load.settings import LoadSettings, Trace
 from lockd.names.stacks import FrameFormat
 from lockd.printable import printable
 from lockd.trace.core import options
+from lockd.trace.core.main_threads import ended_main_threads
 from lockd.trace.core.session import Session
 from lockd.trace.probes.patterns import PROGRAM, Probes, parse, resolve
 
@@ -83,6 +85,15 @@ def report_attached(session: Session, probes: Probes) -> None:
     without = f", without {', '.join(missing[:MOST_MISSING])}{more}" if missing else ""
     session.progress.end()
     print(printable(f"{session.title}: tracing {subject}{without}; Ctrl-C ends"), file=sys.stderr)
+
+
+def report(session: Session, probes: Probes) -> None:
+    """Print the session's report on standard error, and which processes were not probed until the end."""
+    session.report()
+    places = Counter(place.pid for place in probes.places if place.pid)
+    for pid, count in sorted(places.items()):
+        for remark in ended_main_threads([pid], are_linked=count > 1):
+            print(f"{session.title}: {remark}", file=sys.stderr)
 
 
 def _cpu(text: str) -> int:

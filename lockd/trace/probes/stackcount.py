@@ -77,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
                     counts.write()
             counts.write(None if args.interval else session.elapsed)
 
-        output.write_each([count, session.report])
+        def report() -> None:
+            pattern_options.report(session, probes)
+
+        output.write_each([count, report])
     return 0
 
 

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             write(format_event(event, (event.at_ns - session.began_ns) / 1e9, name, session.stacks))
             if session.events == args.count:
                 session.stop()
-        session.report()
+        pattern_options.report(session, probes)
     return 0
 
 

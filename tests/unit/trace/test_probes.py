@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -358,6 +359,37 @@ def test_the_name_of_a_function_cannot_change_a_terminal(
     told = capfd.readouterr()
     assert (told.out + told.err).count(r"program:\x1b[2J") == 3
     assert "\x1b" not in told.out + told.err
+
+
+WITHOUT_MAIN_THREAD = f"""
+import ctypes, sys, threading
+threading.Thread(target=sys.stdin.read).start()
+ctypes.CDLL(None).syscall({93 if os.uname().machine == "aarch64" else 60}, 0)  # exit(), of the main thread
+"""
+
+
+@pytest.mark.parametrize(
+    ("functions", "says"), [(("f",), "were not traced"), (("f", "g"), "may not have been traced")]
+)
+def test_a_main_thread_that_has_ended_is_reported(
+    functions: tuple[str, ...], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The kernel ends the probe of one process with its main thread."""
+    session: Any = SimpleNamespace(title="test", report=lambda: None)
+    with subprocess.Popen([sys.executable, "-c", WITHOUT_MAIN_THREAD], stdin=subprocess.PIPE) as child:
+        places = [
+            Place(f"c:{name}", f"libc.so.6+{name}", pid) for pid in (0, child.pid) for name in functions
+        ]
+        stat = Path(f"/proc/{child.pid}/stat")
+        while ") Z " not in stat.read_text():
+            assert child.poll() is None
+            time.sleep(0.01)
+        pattern_options.report(session, Probes(parse("c:*"), tuple(places)))
+        pattern_options.report(
+            session, Probes(parse("c:*"), tuple(place for place in places if not place.pid))
+        )
+    told = f"test: process {child.pid}: its main thread has ended; since then, its other threads {says}\n"
+    assert capfd.readouterr().err == told
 
 
 KALLSYMS = """\
