@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gzip
 import json
 import logging
@@ -30,6 +31,7 @@ from lockd.export.detail import (
     OFFCPU,
     WAKER,
     ProfileQuery,
+    Query,
     QueryError,
     between,
     locks_left_out,
@@ -60,6 +62,11 @@ MOST_SLOW, MOST_SLOW_OF_SOURCE = 16, 8
 
 A slow request takes seconds, such as a profile of 10 seconds. It occupies a connection and memory for data.
 """
+MOST_WAITING, MOST_WAITING_OF_SOURCE = 16, 8
+"""Tables, and profiles without a time, that may be answered at the same time, in all and of one source.
+
+Each waits for its turn with an answer of the sampler in memory, even if its client has gone.
+"""
 
 HOLDERS = "holders"
 """In /debug/pprof, the name of the profile of the code that held locks, by the time that others waited."""
@@ -81,6 +88,31 @@ _ERROR_HEADERS = {
 }
 
 
+class Places:
+    """Places for requests, of which each source has only some. `what` says what the requests do."""
+
+    def __init__(self, most: int, most_of_source: int, what: str) -> None:
+        self._most, self._most_of_source, self._what = most, most_of_source, what
+        self._taken: Counter[str] = Counter()
+        """Places that are taken, by source."""
+
+    @contextlib.contextmanager
+    def one_for(self, source: str) -> Iterator[None]:
+        """Take a place while a request is answered. Raises HTTPError if there is none."""
+        if self._taken[source] >= self._most_of_source or self._taken.total() >= self._most:
+            raise HTTPError(
+                503,
+                reason=f"Too many requests {self._what}: {self._taken.total()} in all,"
+                f" {self._taken[source]} of them from your address",
+            )
+        self._taken[source] += 1
+        try:
+            yield
+        finally:
+            self._taken[source] -= 1
+            self._taken = +self._taken  # removes sources with a count of 0
+
+
 class Service:
     """What all handlers share: the link to the sampler, web configuration, limits and rendering."""
 
@@ -92,32 +124,46 @@ class Service:
         """The CPU time for making answers, by source."""
         self.busy: dict[IOStream, object] = {}
         """The handler of each connection with a pending request, or an answer that is being sent."""
-        self._slow: Counter[str] = Counter()
-        """Slow requests that are being answered, by source."""
+        self._slow = Places(MOST_SLOW, MOST_SLOW_OF_SOURCE, "that take seconds are being answered")
+        self._waiting = Places(
+            MOST_WAITING, MOST_WAITING_OF_SOURCE, "for tables and profiles are being answered"
+        )
+        self._turn = asyncio.Lock()
+        """Held while a table or profile is made: one after another, in the order of the requests."""
         self._expositions: dict[str, Exposition] = {}
-        """Makers of the text of /metrics, by content type. Only `_thread` uses them."""
-        # One thread is enough: rendering holds Python's global lock, so two threads would take turns.
-        self._thread = ThreadPoolExecutor(1, "render")
+        """Makers of the text of /metrics, by content type. Only `_scrapes` uses them."""
+        # One thread for all tables and profiles is enough: rendering holds Python's global lock, so two
+        # threads would take turns. /metrics has its own, so that no scrape waits for a turn behind them.
+        self._renderings = ThreadPoolExecutor(1, "render")
+        self._scrapes = ThreadPoolExecutor(1, "scrape")
 
     def close(self) -> None:
         """Cancel renderings and checks of passwords that have not begun."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._renderings, self._scrapes):
+            thread.shutdown(wait=False, cancel_futures=True)
         self.auth.close()
 
-    async def render(self, source: str | None, make: Callable[[], T]) -> T:
+    async def render(self, source: str, make: Callable[[], T]) -> T:
         """Call `make` in the thread for rendering, while other requests are served. Returns its result.
 
-        The CPU time is charged to `source`, if there is one.
+        The CPU time is charged to `source`. Raises HTTPError if the source has none left when its turn has
+        come: many requests can be let in before the first one is charged.
         """
 
         def timed() -> tuple[T, float]:
             began = time.thread_time()
             return make(), time.thread_time() - began
 
-        made, seconds = await asyncio.get_running_loop().run_in_executor(self._thread, timed)
-        if source is not None:
+        async with self._turn:
+            self.refuse_spent(source)
+            made, seconds = await asyncio.get_running_loop().run_in_executor(self._renderings, timed)
             self.work.spend(source, seconds)
         return made
+
+    def refuse_spent(self, source: str) -> None:
+        """Raise HTTPError if the source has spent its share of CPU time."""
+        if self.work.seconds_until_allowed(source):
+            raise HTTPError(429, reason="Requests from your address have used up their CPU time")
 
     async def metrics(self, accept: str, zipped: bool) -> tuple[bytes, str]:
         """The text of /metrics and its content type. Scrapers that share an answer share its text.
@@ -130,43 +176,35 @@ class Service:
         encode, content_type = choose_encoder(OPENMETRICS if _accepts_openmetrics(accept) else "")
         key = (content_type, zipped)
         if key not in answer.texts:
-            make = self.render(None, lambda: self._expose(answer, encode, content_type, zipped))
-            answer.texts[key] = asyncio.ensure_future(make)
+            answer.texts[key] = asyncio.get_running_loop().run_in_executor(
+                self._scrapes, self._expose, answer, encode, content_type, zipped
+            )
         return await asyncio.shield(answer.texts[key]), content_type
 
-    async def profile(self, source: str, query: ProfileQuery) -> Profile:
-        """The profile since the daemon started, or of the next `query.seconds` seconds."""
+    async def table(self, source: str, name: str, query: Query) -> bytes:
+        """A table as JSON."""
+        with self._waiting.one_for(source):
+            answer = await self.link.ask(REQUEST_DETAIL)
+            return await self.render(source, lambda: render_table(name, *unpack(answer.block), query=query))
+
+    async def profile(self, source: str, query: ProfileQuery, encode: Callable[[Profile], bytes]) -> bytes:
+        """The profile since the daemon started, or of the next `query.seconds` seconds, encoded."""
         request = REQUEST_WAITS if query.program == OFFCPU else REQUEST_DETAIL
         if not query.seconds:
-            answer = await self.link.ask(request)
-            return await self.render(source, lambda: _make_profile(query, answer))
-        with self._slow_request(source):
+            with self._waiting.one_for(source):
+                answer = await self.link.ask(request)
+                return await self.render(source, lambda: encode(_make_profile(query, answer)))
+        with self._slow.one_for(source):
             earlier = await self.link.ask(request)
             await asyncio.sleep(query.seconds)
             later = await self.link.ask(request)
-            return await self.render(source, lambda: _make_profile(query, later, earlier))
+            return await self.render(source, lambda: encode(_make_profile(query, later, earlier)))
 
     async def wait_until_settled(self, source: str) -> None:
         """Wait until the sampler's next answers include everything that happened before the call."""
         self.work.spend(source, SETTLED_SECONDS)
-        with self._slow_request(source):
+        with self._slow.one_for(source):
             await self.link.wait_until_settled()
-
-    @contextlib.contextmanager
-    def _slow_request(self, source: str) -> Iterator[None]:
-        """Count a slow request while it is answered. Raises HTTPError if there are too many."""
-        if self._slow[source] >= MOST_SLOW_OF_SOURCE or self._slow.total() >= MOST_SLOW:
-            raise HTTPError(
-                503,
-                reason=f"Too many requests that take seconds are being answered: {self._slow.total()} in all,"
-                f" {self._slow[source]} of them from your address",
-            )
-        self._slow[source] += 1
-        try:
-            yield
-        finally:
-            self._slow[source] -= 1
-            self._slow = +self._slow  # removes sources with a count of 0
 
     def _expose(self, answer: Answer, encode: Encode, content_type: str, zipped: bool) -> bytes:
         if content_type not in self._expositions:
@@ -232,8 +270,8 @@ class Handler(RequestHandler):
             raise HTTPError(405)
         if self._has_body:
             raise HTTPError(413, reason="Requests must not have a body")
-        if self.is_charged and self.service.work.seconds_until_allowed(self.source):
-            raise HTTPError(429, reason="Requests from your address have used up their CPU time")
+        if self.is_charged:
+            self.service.refuse_spent(self.source)
 
     def _is_secured_by(self, tls: ssl.SSLContext) -> bool:
         """Whether the connection has TLS, and the client's certificate if `tls` demands one.
@@ -356,10 +394,7 @@ class Metrics(Handler):
 class Table(Handler):
     async def get(self, name: str) -> None:
         query = parse_query(self.request.query_arguments)
-        answer = await self.service.link.ask(REQUEST_DETAIL)
-        body = await self.service.render(
-            self.source, lambda: render_table(name, *unpack(answer.block), query=query)
-        )
+        body = await self.service.table(self.source, name, query)
         await self.reply(body, "application/json")
 
 
@@ -372,8 +407,8 @@ class Pprof(Handler):
             query = ProfileQuery(OFFCPU, {**arguments, "by": [WAKER.encode()]})
         else:
             query = ProfileQuery(program, {name: arguments[name] for name in arguments if name != "by"})
-        profile = await self.service.profile(self.source, query)
-        body = await self.service.render(self.source, lambda: pprof.encode(profile, comm_is_frame=True))
+        encode = functools.partial(pprof.encode, comm_is_frame=True)
+        body = await self.service.profile(self.source, query, encode)
         self.set_header("Content-Disposition", f'attachment; filename="{program}.pb.gz"')
         await self.reply(body, "application/octet-stream")
 
@@ -384,8 +419,9 @@ class FlameGraph(Handler):
     async def get(self) -> None:
         arguments = self.request.query_arguments
         query = ProfileQuery(program_of(arguments), arguments)
-        profile = await self.service.profile(self.source, query)
-        page = await self.service.render(self.source, lambda: flamegraph.page(with_waiting(profile)).encode())
+        page = await self.service.profile(
+            self.source, query, lambda profile: flamegraph.page(with_waiting(profile)).encode()
+        )
         await self.reply(page, "text/html; charset=utf-8")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import gzip
@@ -18,13 +19,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import bcrypt
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tornado.web import HTTPError
 
-from lockd.export import server
+from lockd.export import handlers, server
 from lockd.export.sources import LOOPBACK, MOST_SOURCES, Allowance, source_of
 from lockd.messages import REQUEST_METRICS, pack
 from lockd.service.exporter import ENDING_SECONDS
@@ -400,6 +402,64 @@ def test_who_asks_for_too_much_is_told_to_wait() -> None:
         for path in ("/", "/metrics", "/-/healthy", "/-/ready"):
             assert running.ask(path)[0] == 200
         assert running.stderr().count("\n") <= 2
+
+
+HELD_BACK = """
+import runpy, signal, sys, threading
+from lockd.export import handlers
+go_on = threading.Event()
+def held_back(*arguments, **more):
+    print("table", file=sys.stderr, flush=True)
+    go_on.wait()
+    return b"{}"
+handlers.render_table = held_back
+signal.signal(signal.SIGUSR1, lambda *_: go_on.set())
+runpy.run_module("lockd.export", run_name="__main__", alter_sys=True)
+"""
+"""The code of an exporter that makes no table before SIGUSR1. It writes a line when it begins one."""
+
+
+def test_however_many_ask_for_tables_and_leave_scrapes_do_not_wait_for_them() -> None:
+    """What a client asked for is made even if the client has gone, and so it still counts as one of many."""
+    most = handlers.MOST_WAITING_OF_SOURCE
+    with exporter(run=("-c", HELD_BACK)) as running, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(running.connect()) for _ in range(200)]
+        for client in clients:
+            client.sendall(b"GET /api/v1/locks?limit=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        refused = set[socket.socket]()
+        while len(refused) < len(clients) - most:
+            answered = select.select(set(clients) - refused, [], [], 60)[0]
+            assert answered, f"{len(refused)} were refused"
+            assert all(client.recv(65536).startswith(b"HTTP/1.1 503 ") for client in answered)
+            refused |= set(answered)
+        for client in clients:
+            client.close()
+        assert running.ask("/metrics", timeout=60)[0] == 200
+        status, headers, body = running.ask("/debug/pprof/futex")
+        assert (status, headers["Retry-After"]) == (503, "1")
+        assert b"Too many requests for tables and profiles" in body
+        running.process.send_signal(signal.SIGUSR1)
+        until = time.monotonic() + 60
+        while (status := running.ask("/debug/pprof/futex")[0]) == 503:
+            assert time.monotonic() < until
+        assert status == 200
+        while running.ask("/api/v1/locks")[0] == 503:
+            assert time.monotonic() < until
+        assert running.stderr().splitlines().count("table") == most + 1
+
+
+def test_requests_that_were_let_in_together_do_not_all_spend_the_last_of_the_allowance() -> None:
+    async def statuses(sources: list[str]) -> list[int]:
+        made = [service.render(source, lambda: 200) for source in sources]
+        answers = await asyncio.gather(*made, return_exceptions=True)
+        return [one if isinstance(one, int) else cast(HTTPError, one).status_code for one in answers]
+
+    service = handlers.Service(cast(Any, None), cast(Any, None), 1.0)
+    service.work = Allowance(share=1e-9, saved=1e-9)  # a microsecond is more than a source may spend
+    try:
+        assert asyncio.run(statuses(["a", "a", "b", "a"])) == [200, 429, 200, 429]
+    finally:
+        service.close()
 
 
 def test_a_source_is_who_can_choose_between_addresses() -> None:
