@@ -506,6 +506,7 @@ class Series:
         """Take the rows from entries, and remember the counts."""
         if not len(which):
             return
+        self._move_maxima(which)
         entries = self._entries
         rows = entries["row"][which].copy()
         counted = self._counted(rows)
@@ -520,15 +521,29 @@ class Series:
             del self._retired_counts[next(iter(self._retired_counts))]
         for column in self.columns.values():
             column[rows] = 0
-        for windows in self.maxima.values():
-            for maxima in windows.values():
-                maxima.move(rows, entries["target"][which])
         self._free_rows += rows.tolist()
         self.retired += len(rows)
         self._budget.take(self.family, -len(rows) * self.lines)
         self._own -= int(np.count_nonzero(np.isinf(entries["displaced"][which])))
         entries["row"][which] = _NOWHERE
         entries["displaced"][which] = np.inf
+
+    def _move_maxima(self, which: Rows) -> None:
+        """Move the maxima of entries that lose their rows into the rows in which their next events count."""
+        entries, all_maxima = self._entries, [one for by in self.maxima.values() for one in by.values()]
+        lost = entries["row"][which]
+        has_any = np.zeros(len(which), np.bool_)
+        for maxima in all_maxima:
+            has_any |= maxima.values(lost) > 0
+        which, rows = which[has_any], lost[has_any]
+        for entry in which[np.isinf(entries["displaced"][which])].tolist():  # the others share a row already
+            self._share_row(entry)
+        shared = entries["target"][which]
+        into = np.where(
+            np.isin(shared, lost), entries["other"][which], shared
+        )  # a unit can lose its row, too
+        for maxima in all_maxima:
+            maxima.move(rows, into)
 
     def _add_to_retired_values(self, counted: npt.NDArray[np.int64], sign: int) -> None:
         """Add the counts of rows to the totals of retired series, or subtract them if `sign` is -1."""

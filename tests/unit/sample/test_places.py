@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -276,6 +277,56 @@ def test_helpers_return_to_the_series_of_their_unit_after_a_restart() -> None:
     counted = after.counts()[unit]
     after.count([(helper, 3, SECOND)], 91)
     assert after.counts()[unit] == counted + 3
+
+
+LONGEST = 5 * SECOND
+
+
+def note_longest(model: Model, labels: Labels) -> None:
+    """Note a wait of LONGEST that has ended in the series of a label set."""
+    row = model.series.find(np.array([hash_labels(labels)], np.uint64))
+    model.series.note_max("blocked", row, np.array([LONGEST]))
+
+
+def longest(model: Model) -> dict[Labels, int]:
+    """Return the longest wait of each series that has one."""
+    rows, labels = model.series.live()
+    values = model.series.current_max("blocked", rows)["1m"]
+    return {one: int(value) for one, value in zip(labels, values, strict=True) if value}
+
+
+def test_the_longest_wait_of_an_ended_process_is_still_there_when_another_takes_its_place() -> None:
+    """Its events count in its own series until the moment at which that goes."""
+    model, ended = locks(most=1), ("web", "httpd", "lock")
+    model.count([(ended, 1, LONGEST)], 0)
+    note_longest(model, ended)
+    now = SHOWN_SECONDS + 1
+    model.count([(HOT, 1, 100 * SECOND)], now)
+    rearrange(model, ["dbd"], now=now)
+    assert own(model) == {HOT}
+    assert model.series.retired == 1
+    assert longest(model) == {(OTHER, OTHER, "lock"): LONGEST}
+    model.check()
+
+
+@pytest.mark.parametrize("is_unit_there", [True, False])
+def test_the_longest_wait_of_a_helper_is_still_there_when_its_series_goes(is_unit_there: bool) -> None:
+    """It counts in the series of the unit, or as `other` if that series goes at the same time."""
+    model = processes()
+    model.count([(("cron", f"helper{i}", "cond"), 1, SECOND) for i in range(2000)], 0)
+    there, unit = Presence(), ("cron", OTHER, "cond")
+    for now in (0, 20, 40):
+        there.note([("cron", "crond")], now)
+        model.count([(("cron", f"late{now}.{i}", "cond"), 1, SECOND) for i in range(10)], now)
+        model.series.rearrange(there, IDLE, now)
+    helper = min(own(model) - {unit})
+    note_longest(model, helper)
+    there.note([("cron", "crond")] if is_unit_there else [], 60)
+    model.series.rearrange(there, 5, 60)
+    assert helper not in model.counts()
+    assert (unit in model.counts()) == is_unit_there
+    assert longest(model) == {unit if is_unit_there else (OTHER, OTHER, "cond"): LONGEST}
+    model.check()
 
 
 def test_what_lasts() -> None:

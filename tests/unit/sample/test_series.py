@@ -216,10 +216,12 @@ def test_a_row_used_again_has_nothing_of_the_old_one() -> None:
     rearrange(model, now=IDLE + 1)
     assert series.retired == 1
     model.count([(("unit", "new", "lock"), 1, 0)], IDLE + 2)
-    assert series.live()[0].tolist() == [row]
-    assert model.counts() == {("unit", "new", "lock"): 1}
+    assert series.row(("unit", "new", "lock"), IDLE + 2) == row
+    other = (OTHER, OTHER, "lock")
+    assert model.counts() == {("unit", "new", "lock"): 1, other: 0}
     assert series["waiting"][row] == 0
     assert series.current_max("blocked", np.array([row]))["1m"] == 0
+    assert series.current_max("blocked", np.array([series.row(other, IDLE + 2)]))["1m"] == 77
 
 
 def test_waits_that_go_on_are_in_the_maximum() -> None:
