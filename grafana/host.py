@@ -36,7 +36,6 @@ from grafana.promql import (
     peak,
     peak_of_range,
     quantiles,
-    range_rate,
     range_rate_of_new,
     rate,
     select,
@@ -230,14 +229,20 @@ def _user_locks() -> Row:
                     Value(
                         "Blocked",
                         total(
-                            by_lock, range_rate(_here("lockd_futex_lock_blocked_seconds_total", CONTENTION))
+                            by_lock,
+                            range_rate_of_new(
+                                _here("lockd_futex_lock_blocked_seconds_total", CONTENTION), HOST
+                            ),
                         )
                         + " > 0",
                         SECONDS_PER_SECOND,
                     ),
                     Value(
                         "Waits",
-                        total(by_lock, range_rate(_here("lockd_futex_lock_blocked_total", CONTENTION)))
+                        total(
+                            by_lock,
+                            range_rate_of_new(_here("lockd_futex_lock_blocked_total", CONTENTION), HOST),
+                        )
                         + " > 0",
                         PER_SECOND,
                     ),
@@ -533,7 +538,13 @@ def _off_cpu() -> Row:
                 "Off-CPU time by the process that waited and the process that woke it, over the time range of"
                 " the dashboard. Choose a process at the top to see what a slow service depends on.",
                 {"unit": "Unit", "comm": "Process", "waker": "Woken by"},
-                [Value("Waited", top(total("unit, comm, waker", range_rate(woken)), 50), SECONDS_PER_SECOND)],
+                [
+                    Value(
+                        "Waited",
+                        top(total("unit, comm, waker", range_rate_of_new(woken, HOST)), 50),
+                        SECONDS_PER_SECOND,
+                    )
+                ],
                 width=12,
                 height=8,
             ),

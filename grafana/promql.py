@@ -28,11 +28,6 @@ def rate(selector: str) -> str:
     return f"rate({selector}[$__rate_interval])"
 
 
-def range_rate(selector: str) -> str:
-    """The rate over the whole time range of the dashboard, for tables."""
-    return f"rate({selector}[$__range])"
-
-
 def growth(counter: str, where: str) -> str:
     """How much a counter has grown over the whole time range of the dashboard.
 
@@ -46,7 +41,8 @@ def growth(counter: str, where: str) -> str:
 
     `where` has the label matchers of the hosts.
     """
-    labels = ", ".join(CATALOG[counter.partition("{")[0]].labels)
+    metric = counter.partition("{")[0].removesuffix("_sum")  # which a histogram has
+    labels = ", ".join(CATALOG[metric].labels)
     samples = f"count_over_time({select('lockd_ticks_total', where)}[$__range])"
     is_new = f"count_over_time({counter}[$__range]) < ignoring ({labels}) group_left () {samples}"
     was_there = f"present_over_time({counter}[1d] offset $__range)"
@@ -55,8 +51,11 @@ def growth(counter: str, where: str) -> str:
 
 
 def range_rate_of_new(counter: str, where: str) -> str:
-    """The rate over the whole time range of the dashboard, for tables of counters that begin with their first
-    event. `where` has the label matchers of the hosts."""
+    """The rate over the whole time range of the dashboard, for tables.
+
+    The counter, or the sum of a histogram, may begin with its first event. `where` has the label matchers of
+    the hosts.
+    """
     return f"{growth(counter, where)} / $__range_s"
 
 

@@ -36,7 +36,6 @@ from grafana.promql import (
     peak,
     peak_of_range,
     quantiles,
-    range_rate,
     range_rate_of_new,
     rate,
     select,
@@ -79,6 +78,10 @@ def service_board() -> d.Dashboard:
 
 def _its(metric: str, *matchers: str) -> str:
     return select(metric, HOSTS, UNIT, *matchers)
+
+
+def _over_range(metric: str, *matchers: str) -> str:
+    return range_rate_of_new(_its(metric, *matchers), HOSTS)
 
 
 def _everywhere(metric: str) -> str:
@@ -138,7 +141,7 @@ def _right_now() -> Row:
 
 def _locks() -> Row:
     lock = "comm, kind, lock"
-    blocked = _its("lockd_futex_lock_blocked_seconds_total", CONTENTION)
+    blocked = _over_range("lockd_futex_lock_blocked_seconds_total", CONTENTION)
     return Row(
         "Which locks",
         [
@@ -149,10 +152,10 @@ def _locks() -> Row:
                 " a single host, it is on that host." + KINDS + " A click on a lock shows it.",
                 {"lock": "Lock", "comm": "Process", "kind": "Kind"},
                 [
-                    Value("Blocked", total(lock, range_rate(blocked)) + " > 0", SECONDS_PER_SECOND),
+                    Value("Blocked", total(lock, blocked) + " > 0", SECONDS_PER_SECOND),
                     Value(
                         "Waits",
-                        total(lock, range_rate(_its("lockd_futex_lock_blocked_total", CONTENTION))) + " > 0",
+                        total(lock, _over_range("lockd_futex_lock_blocked_total", CONTENTION)) + " > 0",
                         PER_SECOND,
                     ),
                     Value(
@@ -172,7 +175,7 @@ def _locks() -> Row:
                     ),
                     Value(
                         "Hosts",
-                        f"count by ({lock}) ({total(f'{BY_HOST}, {lock}', range_rate(blocked))} > 0)",
+                        f"count by ({lock}) ({total(f'{BY_HOST}, {lock}', blocked)} > 0)",
                         COUNT,
                     ),
                 ],
@@ -203,7 +206,7 @@ def _locks() -> Row:
                         "Waited",
                         total(
                             "lock_type, lock, site",
-                            range_rate_of_new(_its("lockd_kernel_lock_site_wait_seconds_total"), HOSTS),
+                            _over_range("lockd_kernel_lock_site_wait_seconds_total"),
                         )
                         + " > 0",
                         SECONDS_PER_SECOND,
@@ -212,7 +215,7 @@ def _locks() -> Row:
                         "Waits",
                         total(
                             "lock_type, lock, site",
-                            range_rate_of_new(_its("lockd_kernel_lock_site_waits_total"), HOSTS),
+                            _over_range("lockd_kernel_lock_site_waits_total"),
                         )
                         + " > 0",
                         PER_SECOND,
@@ -249,17 +252,17 @@ def _hosts() -> Row:
                 [
                     Value(
                         "User locks",
-                        total(BY_HOST, range_rate(_its("lockd_futex_blocked_seconds_sum", CONTENTION))),
+                        total(BY_HOST, _over_range("lockd_futex_blocked_seconds_sum", CONTENTION)),
                         SECONDS_PER_SECOND,
                     ),
                     Value(
                         "Kernel locks",
-                        total(BY_HOST, range_rate(_its("lockd_kernel_lock_wait_seconds_sum"))),
+                        total(BY_HOST, _over_range("lockd_kernel_lock_wait_seconds_sum")),
                         SECONDS_PER_SECOND,
                     ),
                     Value(
                         "Run queue",
-                        total(BY_HOST, range_rate(_its("lockd_offcpu_runqueue_seconds_sum"))),
+                        total(BY_HOST, _over_range("lockd_offcpu_runqueue_seconds_sum")),
                         SECONDS_PER_SECOND,
                     ),
                     Value("Waiting now", total(BY_HOST, _its("lockd_futex_waiting", CONTENTION)), COUNT),

@@ -212,7 +212,7 @@ def aggregations(expr):
 def result_labels(expr):
     if WITHOUT_LABELS.match(expr):
         return set()
-    if not AGGREGATION.match(expr.lstrip("(\n ")):
+    if not AGGREGATION.match(re.sub(r"^(?:topk\(\d+, |[(\s])+", "", expr)):
         expr, *_ = OTHER_OPERAND.split(expr)
     found = aggregations(expr)
     if found and "group_right" not in expr:

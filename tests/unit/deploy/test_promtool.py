@@ -440,13 +440,24 @@ def test_the_first_hold_of_a_holder_is_in_the_tables(promtool, tmp_path, of, sec
     )  # fmt: skip
 
 
+SITE = "lockd_kernel_lock_site_wait_seconds_total"
+USER_LOCK = "lockd_futex_lock_blocked_seconds_total"
+PROCESS = "lockd_futex_blocked_seconds_sum"
+WAKER = "lockd_offcpu_waker_seconds_total"
+
+
 @pytest.mark.parametrize(
-    ("board", "panel", "labels"),
+    ("metric", "board", "panel", "labels"),
     [
-        ("lockd-lock", "Processes that wait", ("job", "instance", "unit", "comm")),
-        ("lockd-lock", "Where the kernel asks for it", ("lock_type", "site")),
-        ("lockd-service", "Kernel locks of the service", ("lock_type", "lock", "site")),
-        ("lockd-host", "Top kernel-lock sites", ("unit", "comm", "lock_type", "lock", "site")),
+        (SITE, "lockd-lock", "Processes that wait", ("job", "instance", "unit", "comm")),
+        (SITE, "lockd-lock", "Where the kernel asks for it", ("lock_type", "site")),
+        (SITE, "lockd-service", "Kernel locks of the service", ("lock_type", "lock", "site")),
+        (SITE, "lockd-host", "Top kernel-lock sites", ("unit", "comm", "lock_type", "lock", "site")),
+        (USER_LOCK, "lockd-lock", "Processes that wait", ("job", "instance", "unit", "comm")),
+        (USER_LOCK, "lockd-service", "Locks of the service", ("comm", "kind", "lock")),
+        (USER_LOCK, "lockd-host", "Top user locks", ("unit", "comm", "kind", "lock")),
+        (PROCESS, "lockd-service", "The service on its hosts", ("job", "instance")),
+        (WAKER, "lockd-host", "Who waits for whom", ("unit", "comm", "waker")),
     ],
 )
 @pytest.mark.parametrize(
@@ -457,23 +468,23 @@ def test_the_first_hold_of_a_holder_is_in_the_tables(promtool, tmp_path, of, sec
         ({', pod="1"': "30x89 stale", ', pod="2"': "_x90 30x30"}, 0),  # the same lockd, with another label
     ],
 )
-def test_the_first_wait_for_a_kernel_lock_is_in_the_tables(
-    promtool, tmp_path, board, panel, labels, waited, seconds
-):
+def test_the_first_wait_is_in_the_tables(promtool, tmp_path, metric, board, panel, labels, waited, seconds):
     """The range of ten minutes begins at the 81st of 121 samples."""
-    own = {"unit": "u", "comm": "c", "lock_type": "mutex", "lock": "some-lock", "site": "s"}
+    known = {"unit": "u", "comm": "c", "lock_type": "mutex", "kind": "lock", "lock": "some-lock"}
+    known |= {"site": "s", "waker": "w", "reason": "other", "state": "interruptible"}
+    own = {label: known[label] for label in labels_of(metric)}
     own |= {"job": "lockd", "instance": "some-instance"}
     ticks = {"": "0+300x120", ', pod="1"': "0+300x89 stale", ', pod="2"': "_x90 0+300x30"}
     series = []
     for more, values in waited.items():
         target = f'job="lockd", instance="some-instance"{more}'
         series.append({"series": f"lockd_ticks_total{{{target}}}", "values": ticks[more]})
-        name = "lockd_kernel_lock_site_wait_seconds_total"
         pairs = ", ".join(f'{label}="{value}"' for label, value in own.items())
-        series.append({"series": f"{name}{{{pairs}{more}}}", "values": values})
+        series.append({"series": f"{metric}{{{pairs}{more}}}", "values": values})
     query = panel_query(board, panel)
     pairs = ", ".join(f'{label}="{own[label]}"' for label in labels)
-    expected = [{"labels": f"{{{pairs}}}", "value": seconds}] if seconds else []
+    shows_zeros = metric in (PROCESS, WAKER)
+    expected = [{"labels": f"{{{pairs}}}", "value": seconds}] if seconds or shows_zeros else []
     check(promtool, tmp_path, [], series, [(f"round(({query}) * 600)", "30m", expected)])
 
 
