@@ -165,12 +165,12 @@ class OwnCost:
         block.add("lockd_config_last_reload_successful", [()], [self._reload_was_successful])
         block.add("lockd_config_last_reload_success_timestamp_seconds", [()], [self._reloaded])
         block.add("lockd_config_keys_waiting", [()], [self._keys_waiting])
-        hooks = self._manifest.hooks
-        block.add(
-            "lockd_hook_attached",
-            [(hook.program, hook.hook, hook.mechanism) for hook in hooks],
-            [hook.attached for hook in hooks],
-        )
+        # One hook can have two BPF programs: downgrade_write() is both a release and an acquisition.
+        attached: dict[tuple[str, str, str], bool] = {}
+        for hook in self._manifest.hooks:
+            labels = (hook.program, hook.hook, hook.mechanism)
+            attached[labels] = attached.get(labels, True) and hook.attached
+        block.add("lockd_hook_attached", list(attached), list(attached.values()))
         for metric, by_map in (
             ("lockd_map_entries", self._collector.entries),
             ("lockd_map_capacity", self._collector.capacities),

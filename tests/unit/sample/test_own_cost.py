@@ -9,19 +9,28 @@ from typing import Any
 
 import numpy as np
 
+from lockd.kernel.manifest import Hook
 from lockd.sample.own_cost import OwnCost
 
-MANIFEST = SimpleNamespace(constants={"SLOTS": 28}, enums={"loss": ("LOSSES",)}, hooks=())
+HOOKS = (
+    Hook("kernel_locks", "downgrade_write", "kprobe", attached=False, reason="busy"),
+    Hook("kernel_locks", "downgrade_write", "kprobe", attached=True),
+    Hook("kernel_locks", "up_read", "kprobe", attached=True),
+    Hook("kernel_locks", "up_read", "kprobe", attached=True),
+    Hook("kernel_locks", "up_read", "fentry", attached=False, reason="no BTF"),
+)
+MANIFEST = SimpleNamespace(constants={"SLOTS": 28}, enums={"loss": ("LOSSES",)}, hooks=HOOKS)
 
 
 class Block:
-    """Keeps the values of each metric."""
+    """Keeps the labels and values of each metric."""
 
     def __init__(self) -> None:
+        self.labels: dict[str, list[Any]] = {}
         self.values: dict[str, list[float]] = {}
 
     def add(self, metric: str, labels: list[Any], values: list[float]) -> None:
-        self.values[metric] = values
+        self.labels[metric], self.values[metric] = labels, values
 
     def add_histogram(self, *arguments: object) -> None:
         pass
@@ -61,3 +70,16 @@ def test_what_is_exported_is_as_new_as_what_was_read() -> None:
     _, before = exported(cost)
     cost.read()
     assert exported(cost)[1] > before
+
+
+def test_a_hook_with_two_programs_is_one_line_and_attached_if_both_are() -> None:
+    """Prometheus would drop one of two lines with the same labels, whichever of them says what is missing."""
+    block = Block()
+    own_cost(count(0)).export(block, [], 0)  # type: ignore[arg-type]
+    labels, values = block.labels["lockd_hook_attached"], block.values["lockd_hook_attached"]
+    assert dict(zip(labels, values, strict=True)) == {
+        ("kernel_locks", "downgrade_write", "kprobe"): False,
+        ("kernel_locks", "up_read", "kprobe"): True,
+        ("kernel_locks", "up_read", "fentry"): False,
+    }
+    assert len(labels) == 3
