@@ -113,7 +113,8 @@ Further notes on single metrics:
   `series.idle` (for 30 s if others need the room), or when other locks are more contended.
 - `lockd_retired_value`: when a series comes back, its old value is subtracted from this one.
 - `lockd_cpu_seconds_total`: the value `namer` includes the namer's children.
-- `lockd_taken_over_total`: all counters began at zero at the last start that took nothing over.
+- `lockd_taken_over_total`: the counters began at zero at the last start that took no counts over. If it took
+  over the programs all the same, [a few about lockd itself](processes.md#from-one-start-to-the-next) went on.
 
 ## Which label sets have series
 

@@ -299,7 +299,7 @@ def _itself() -> Iterator[Metric]:
         "start_time_seconds",
         "gauge",
         "",
-        "Time at which all counters were zero, in seconds since the Unix epoch."
+        "Time at which counting began, in seconds since the Unix epoch."
         " A start that takes over the counts of the one before (lockd_taken_over_total) leaves it unchanged.",
     )
     yield metric(
