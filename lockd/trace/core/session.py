@@ -52,6 +52,9 @@ OF_A_THREAD = (errno.EINVAL, errno.ENOENT)
 it is depends on the kernel."""
 OLDER_WAITS_LOST = "older waits: threads full"
 """The key in losses() for waits that began before the trace and found no room in the map of threads."""
+OLDER_WAITS_UNREADABLE = "older waits: not readable"
+"""The key in losses() for threads that waited when the trace began, and whose system calls the kernel refuses
+to show."""
 
 
 class Session:

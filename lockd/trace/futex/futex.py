@@ -20,7 +20,7 @@ from lockd.printable import printable
 from lockd.trace.core import options, output
 from lockd.trace.core.call_stacks import NO_STACK
 from lockd.trace.core.histogram import Histogram, as_bcc
-from lockd.trace.core.session import OLDER_WAITS_LOST, PERIOD, Session
+from lockd.trace.core.session import OLDER_WAITS_LOST, OLDER_WAITS_UNREADABLE, PERIOD, Session
 from lockd.trace.futex.calls import FutexCalls
 from lockd.trace.futex.holders import HolderRow, Holders
 from lockd.trace.futex.holders import as_csv as holders_as_csv
@@ -179,6 +179,7 @@ def trace_calls(
         names = LockNames(session.stacks.names, calls.kinds)
         older = waits.enter_older(session.map("threads"), args.pids or _all_processes(), time.monotonic_ns())
         session.own_losses[OLDER_WAITS_LOST] = waits.without_room
+        session.own_losses[OLDER_WAITS_UNREADABLE] = waits.unreadable
         for taken in session.windows():
             names.add(taken)
             calls.add(taken)

@@ -62,6 +62,8 @@ class OpenWaits:
         self._interruptible = manifest.enums["state"].index("interruptible")
         self.without_room = 0
         """Number of waits that enter_older() could not enter, because the map was full."""
+        self.unreadable = 0
+        """Number of threads that slept in enter_older(), and whose calls the kernel refuses to show."""
 
     def enter_older(self, threads: HashMap, tgids: Iterable[int], now_ns: int) -> int:
         """Enter the open waits of the processes into the map `threads`, as if they began at `now_ns`.
@@ -70,7 +72,7 @@ class OpenWaits:
         the number of waits that were entered.
         """
         entered = 0
-        for wait in find_waits(self._procfs, tgids):
+        for wait in self._find(tgids):
             key, entry = np.array([wait.tid], threads.key), np.zeros(1, threads.value)
             call = entry["call"]
             call["since"], call["uaddr"], call["tid"] = now_ns, wait.address, wait.tid
@@ -87,6 +89,21 @@ class OpenWaits:
             elif threads.lookup(key)["call"]["since"] == now_ns:  # otherwise a program has noted a newer call
                 threads.delete(key)
         return entered
+
+    def _find(self, tgids: Iterable[int]) -> Iterator[OpenWait]:
+        """The open waits of all threads of the processes, without threads that procfs does not show."""
+        for tgid in tgids:
+            tids: list[str] = []
+            with contextlib.suppress(OSError):
+                tids = os.listdir(self._procfs / str(tgid) / "task")
+            for tid in tids:
+                try:
+                    wait = _read_wait(self._procfs, tgid, int(tid))
+                except PermissionError:
+                    self.unreadable += _is_sleeper(self._procfs / str(tgid) / "task" / tid)
+                    continue
+                if wait:
+                    yield wait
 
     def count_unfinished(
         self, calls: FutexCalls, threads: Entries, ended_ns: int, number_stack: Callable[[OpenWait], int]
@@ -130,19 +147,28 @@ def slots_of(ns: Columns) -> Columns:
     return np.array([((time - 1) // 1000).bit_length() for time in np.maximum(ns, 1).tolist()], np.int64)
 
 
-def find_waits(procfs: Path, tgids: Iterable[int]) -> Iterator[OpenWait]:
-    """The open waits of all threads of the processes, without threads that procfs does not show."""
-    for tgid in tgids:
-        tids: list[str] = []
-        with contextlib.suppress(OSError):
-            tids = os.listdir(procfs / str(tgid) / "task")
-        for tid in tids:
-            if wait := find_wait(procfs, tgid, int(tid)):
-                yield wait
+def _is_sleeper(task: Path) -> bool:
+    """Whether a thread of a program sleeps. Threads of the kernel, which have no memory, make no calls."""
+    with contextlib.suppress(OSError):
+        status = (task / "status").read_bytes()
+        return b"\nState:\tS" in status and b"\nVmSize:" in status
+    return False
 
 
 def find_wait(procfs: Path, tgid: int, tid: int) -> OpenWait | None:
-    """The open wait of a thread; None if the thread does not wait in a futex call, or has ended."""
+    """The open wait of a thread; None if the thread does not wait in a futex call, if it has ended, or if the
+    kernel refuses to show its call."""
+    with contextlib.suppress(PermissionError):
+        return _read_wait(procfs, tgid, tid)
+    return None
+
+
+def _read_wait(procfs: Path, tgid: int, tid: int) -> OpenWait | None:
+    """As find_wait(). Raises PermissionError if the kernel refuses to show the call of the thread.
+
+    The kernel asks for the right to attach to the process by ptrace(). Root has no such right without
+    CAP_SYS_PTRACE, and nobody has it if kernel.yama.ptrace_scope is 3.
+    """
     task = procfs / str(tgid) / "task" / str(tid)
     try:
         # The switches are read before the call. If the thread is asleep in the call, and is seen later with
@@ -162,6 +188,8 @@ def find_wait(procfs: Path, tgid: int, tid: int) -> OpenWait | None:
             address, kind = int.from_bytes(read_memory(procfs, tgid, first + 8, 8), "little"), "other"
         else:
             return None
+    except PermissionError:
+        raise
     except (OSError, ValueError, IndexError):  # the thread is ending
         return None
     return OpenWait(tgid, tid, nr, address, kind, switches, sp, pc) if kind else None

@@ -20,7 +20,7 @@ import numpy as np
 from lockd.names.labels.processes import PF_KTHREAD
 from lockd.names.labels.reasons import calls
 from lockd.names.unwind.capture import Capture, read_capture
-from lockd.trace.core.session import OLDER_WAITS_LOST, Session
+from lockd.trace.core.session import OLDER_WAITS_LOST, OLDER_WAITS_UNREADABLE, Session
 from lockd.views.profile import KernelFrame
 
 TASK_STATES = {"S": 0x1, "D": 0x2, "T": 0x4, "t": 0x8, "P": 0x40, "I": 0x402}
@@ -59,8 +59,8 @@ class BlockedThread:
     comm: bytes
     state: ThreadState
     is_kernel_thread: bool
-    nr: int
-    """Number of the system call, or NO_CALL."""
+    nr: int | None
+    """Number of the system call, or NO_CALL; None if the kernel refuses to show it."""
     detail: tuple[str, str] | None
     """What the call waits for: an enum of the programs (futex_kind or file_kind) and its member; None for
     calls that neither wait for a futex nor read or write a file."""
@@ -93,11 +93,16 @@ class OlderWaits:
     def enter(self, pids: tuple[int, ...], tids: tuple[int, ...]) -> None:
         """Enter the waits of these processes and threads into the programs' map of threads.
 
-        A thread that a program has already entered is left as it is.
+        A thread that a program has already entered is left as it is. A wait of which the kernel refuses to
+        show the call is not entered, because nothing would tell its reason. It counts as a loss.
         """
         for tid in _threads(pids, tids):
             thread = blocked_thread(tid)
-            if thread and self._is_wanted(thread) and self._enter(thread):
+            if not thread or not self._is_wanted(thread):
+                continue
+            if thread.nr is None:
+                self._session.own_losses[OLDER_WAITS_UNREADABLE] += 1
+            elif self._enter(thread):
                 state = thread_state(tid)
                 # The thread ran before its wait was entered, and still runs. Its entry is deleted, because
                 # the programs would take the thread for blocked.
@@ -173,23 +178,35 @@ def blocked_thread(tid: int, procfs: Path = Path("/proc")) -> BlockedThread | No
         tgid = int(re.findall(r"^Tgid:\s*(\d+)", (directory / "status").read_text(errors="replace"), re.M)[0])
         fields = (directory / "stat").read_bytes().rpartition(b")")[2].split()
         is_kernel_thread = bool(int(fields[6]) & PF_KTHREAD)
-        call = [] if is_kernel_thread else (directory / "syscall").read_text().split()
+        call = [] if is_kernel_thread else _call(directory)
         thread = BlockedThread(
             tid=tid,
             tgid=tgid,
             comm=(directory / "comm").read_bytes().rstrip(b"\n"),
             state=state,
             is_kernel_thread=is_kernel_thread,
-            nr=int(call[0]) if len(call) >= 3 else NO_CALL,
-            detail=_detail(directory, call) if len(call) == 9 else None,
+            nr=None if call is None else int(call[0]) if len(call) >= 3 else NO_CALL,
+            detail=_detail(directory, call) if call and len(call) == 9 else None,
             capture=read_capture(procfs, tgid, int(call[-2], 16), int(call[-1], 16))
-            if len(call) >= 3
+            if call and len(call) >= 3
             else None,
             kernel=_kernel_stack(directory),
         )
     except (OSError, IndexError, ValueError):
         return None
     return thread if thread_state(tid, procfs) == state else None
+
+
+def _call(directory: Path) -> list[str] | None:
+    """The fields of a thread's file `syscall`; None if the kernel refuses to show it.
+
+    It asks for the right to attach to the process by ptrace(). Root has no such right without CAP_SYS_PTRACE,
+    and nobody has it if kernel.yama.ptrace_scope is 3.
+    """
+    try:
+        return (directory / "syscall").read_text().split()
+    except PermissionError:
+        return None
 
 
 def _kernel_stack(directory: Path) -> tuple[str, ...]:

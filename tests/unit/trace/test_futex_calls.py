@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from lockd.kernel.manifest import Manifest
 from lockd.kernel.maps import HashMap
 from lockd.trace.core.histogram import as_bcc
 from lockd.trace.futex.calls import CALLS, MAXIMA, SUMS, UNKNOWN, FutexCalls
-from lockd.trace.futex.open_waits import FUTEX, OpenWaits, kind_of_wait, slots_of
+from lockd.trace.futex.open_waits import FUTEX, OpenWaits, find_wait, kind_of_wait, slots_of
 
 KINDS = ("lock", "pi", "cond", "other", "wake", "none")
 STATES = ("runnable", "interruptible")
@@ -159,6 +159,26 @@ def test_older_waits_for_which_the_map_has_no_room_are_counted(
     waits = OpenWaits(MANIFEST, tmp_path)
     assert waits.enter_older(cast("HashMap", full), [7], END) == 0
     assert waits.without_room == without_room
+
+
+def test_threads_whose_calls_the_kernel_refuses_to_show_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that run do not wait, and threads of the kernel, which have no memory, make no calls."""
+    for tid, state, memory in ((7, "S", "VmSize:\t9 kB\n"), (8, "R", "VmSize:\t9 kB\n"), (9, "S", "")):
+        task = tmp_path / "7" / "task" / str(tid)
+        task.mkdir(parents=True)
+        status = f"Name:\tx\nState:\t{state} (x)\n{memory}voluntary_ctxt_switches:\t5\n"
+        (task / "status").write_text(status)
+
+    def refuse(path: Path) -> NoReturn:
+        raise PermissionError(f"{path}")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    waits = OpenWaits(MANIFEST, tmp_path)
+    assert waits.enter_older(cast("HashMap", None), [7], END) == 0
+    assert (waits.unreadable, waits.without_room) == (1, 0)
+    assert find_wait(tmp_path, 7, 7) is None
 
 
 REALTIME, PRIVATE = 256, 128

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from lockd.load.source import assemble
 from lockd.names.unwind.capture import Capture
 from lockd.trace.core import call_stacks
 from lockd.trace.core.call_stacks import LOST, LOST_STACK, CallStacks
-from lockd.trace.core.session import OLDER_WAITS_LOST, Session
+from lockd.trace.core.session import OLDER_WAITS_LOST, OLDER_WAITS_UNREADABLE, Session
 from lockd.trace.offcpu import offcpu, older_waits
 from lockd.trace.offcpu.absences import NOBODY, Absences, Place, Times
 from lockd.trace.offcpu.older_waits import BlockedThread, OlderWaits, ThreadState
@@ -99,6 +101,8 @@ def test_absences_whose_stacks_are_lost_add_up() -> None:
     assert list(places_of(absences).values()) == [Times(5, 50, 3, 18)]
 
 
+FILES = ("include/common.bpf.h", "include/arch.bpf.h", "daemon/futex.bpf.c", "daemon/sched.bpf.c")
+SOURCE = assemble(FILES, {})
 ENTRY = np.dtype(
     [("off_since", "u8"), ("tgid", "u4"), ("nr", "i2"), ("state", "u1"), ("comm", "S16"),
      ("stacks", [("user", "u8"), ("kernel", "u8")])]
@@ -123,6 +127,65 @@ def test_an_older_wait_for_which_the_map_has_no_room_is_lost(
     monkeypatch.setattr(older_waits, "blocked_thread", lambda _: thread)
     OlderWaits(session, None, False, False).enter((), (6,))
     assert session.own_losses[OLDER_WAITS_LOST] == lost
+
+
+def procfs_of(directory: Path, **files: str) -> Path:
+    """Make a proc file system of thread 6, which sleeps in nanosleep(), with these other files."""
+    thread = directory / "6"
+    thread.mkdir()
+    shown = {
+        "status": "Tgid:\t6\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t3\n",
+        "stat": "6 (x) S 1 6 6 0 -1 0",
+        "comm": "x\n",
+        "syscall": call_of(35),
+    }
+    for name, text in (shown | files).items():
+        (thread / name).write_text(text)
+    return directory
+
+
+def call_of(nr: int, first: int = 0, stack_pointer: int = 0x7FF0) -> str:
+    """The file `syscall` of a thread in a system call with this first argument."""
+    return f"{nr} {first:#x} 0x0 0x0 0x0 0x0 0x0 {stack_pointer:#x} {stack_pointer:#x}\n"
+
+
+def entries_of(session: Any) -> list[Any]:
+    """Give a session a map of threads and what else OlderWaits asks for. The list has what was entered."""
+    entered: list[Any] = []
+    threads = SimpleNamespace(
+        key=np.dtype("u8"), value=ENTRY, insert=lambda _, entry: not entered.append(entry[0])
+    )
+    session.manifest = SimpleNamespace(enums=SOURCE.enums, constants=SOURCE.constants)
+    session.stacks, session.began_ns, session.own_losses = CallStacks(), 1, Counter()
+    session.map = lambda _: threads
+    return entered
+
+
+def in_procfs(procfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have OlderWaits look for threads in this proc file system."""
+    blocked, state = older_waits.blocked_thread, older_waits.thread_state
+    monkeypatch.setattr(older_waits, "blocked_thread", lambda tid: blocked(tid, procfs))
+    monkeypatch.setattr(older_waits, "thread_state", lambda tid, _=procfs: state(tid, procfs))
+
+
+@pytest.mark.parametrize(("state_mask", "lost"), [(None, 1), (1, 1), (2, 0)])
+def test_an_older_wait_that_the_kernel_refuses_to_show_is_lost(
+    state_mask: int | None, lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a wait that was asked for is lost."""
+    in_procfs(procfs_of(tmp_path), monkeypatch)
+    read_text = Path.read_text
+
+    def refuse(path: Path, **options: Any) -> str:
+        if path.name == "syscall":
+            raise PermissionError(f"{path}")
+        return read_text(path, **options)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    session: Any = SimpleNamespace()
+    entered = entries_of(session)
+    OlderWaits(session, state_mask, False, False).enter((), (6,))
+    assert (session.own_losses[OLDER_WAITS_UNREADABLE], entered) == (lost, [])
 
 
 def test_a_stack_of_an_older_wait_that_there_is_no_room_for_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
