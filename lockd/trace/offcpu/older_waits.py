@@ -19,7 +19,8 @@ import numpy as np
 
 from lockd.names.labels.processes import PF_KTHREAD
 from lockd.names.labels.reasons import calls
-from lockd.names.unwind.capture import Capture, read_capture
+from lockd.names.labels.units import PF_EXITING
+from lockd.names.unwind.capture import Capture, read_capture, read_memory
 from lockd.trace.core.session import OLDER_WAITS_LOST, OLDER_WAITS_UNREADABLE, Session
 from lockd.views.profile import KernelFrame
 
@@ -28,8 +29,12 @@ TASK_STATES = {"S": 0x1, "D": 0x2, "T": 0x4, "t": 0x8, "P": 0x40, "I": 0x402}
 STATES = {"S": "interruptible", "D": "uninterruptible"}
 """Members of the programs' enum state, by the letters of proc_pid_stat(5); other letters are `other`."""
 RUNNING = "R"
-NO_CALL = -1
-"""The value of `nr` for a thread that is in no system call."""
+FREEZERS = ("do_freezer_trap", "get_signal", "__refrigerator")
+"""Functions in which a frozen thread sleeps: with its cgroup of version 2 (the first two, since compilers may
+inline the first into the second), with its cgroup of version 1 or by a suspend (the third)."""
+ELF_32_BIT = b"\x7fELF\x01"
+"""The first bytes of the file of a 32-bit program."""
+CLONE_VFORK = 0x4000
 FILE_KINDS = (
     ("socket", stat.S_ISSOCK),
     ("pipe", stat.S_ISFIFO),
@@ -59,11 +64,12 @@ class BlockedThread:
     comm: bytes
     state: ThreadState
     is_kernel_thread: bool
-    nr: int | None
-    """Number of the system call, or NO_CALL; None if the kernel refuses to show it."""
+    nr: int | str | None
+    """Number of the system call, or the name of the constant that the programs have in its place, such as
+    NR_NONE; None if the kernel refuses to show the call."""
     detail: tuple[str, str] | None
-    """What the call waits for: an enum of the programs (futex_kind or file_kind) and its member; None for
-    calls that neither wait for a futex nor read or write a file."""
+    """What the call waits for: an enum of the programs (such as futex_kind) and its member; None for calls of
+    which the programs note nothing more."""
     capture: Capture | None
     """The stack in user space; None if it could not be read. Of its registers only the stack pointer and the
     program counter are known."""
@@ -134,8 +140,10 @@ class OlderWaits:
         entry = np.zeros(1, table.value)
         entry["off_since"] = self._session.began_ns
         entry["tgid"] = thread.tgid
-        entry["nr"] = manifest.constants["NR_KERNEL"] if thread.is_kernel_thread else thread.nr
-        entry["state"] = manifest.enums["state"].index(STATES.get(thread.state.letter, "other"))
+        entry["nr"] = manifest.constants[thread.nr] if isinstance(thread.nr, str) else thread.nr
+        is_frozen = bool(thread.kernel) and thread.kernel[0] in FREEZERS
+        state = "other" if is_frozen else STATES.get(thread.state.letter, "other")
+        entry["state"] = manifest.enums["state"].index(state)
         if thread.detail:
             enum, member = thread.detail
             entry["detail"] = manifest.enums[enum].index(member)
@@ -177,16 +185,17 @@ def blocked_thread(tid: int, procfs: Path = Path("/proc")) -> BlockedThread | No
     try:
         tgid = int(re.findall(r"^Tgid:\s*(\d+)", (directory / "status").read_text(errors="replace"), re.M)[0])
         fields = (directory / "stat").read_bytes().rpartition(b")")[2].split()
-        is_kernel_thread = bool(int(fields[6]) & PF_KTHREAD)
-        call = [] if is_kernel_thread else _call(directory)
+        flags = int(fields[6])
+        call = [] if flags & PF_KTHREAD else _call(directory)
+        nr = _number(directory, flags, call)
         thread = BlockedThread(
             tid=tid,
             tgid=tgid,
             comm=(directory / "comm").read_bytes().rstrip(b"\n"),
             state=state,
-            is_kernel_thread=is_kernel_thread,
-            nr=None if call is None else int(call[0]) if len(call) >= 3 else NO_CALL,
-            detail=_detail(directory, call) if call and len(call) == 9 else None,
+            is_kernel_thread=bool(flags & PF_KTHREAD),
+            nr=nr,
+            detail=_detail(directory, nr, int(call[1], 16)) if call and isinstance(nr, int) else None,
             capture=read_capture(procfs, tgid, int(call[-2], 16), int(call[-1], 16))
             if call and len(call) >= 3
             else None,
@@ -222,11 +231,52 @@ def _kernel_stack(directory: Path) -> tuple[str, ...]:
     return tuple(re.sub(r"\.(?:isra|constprop|part|cold|llvm)\b.*", "", name[1]) for name in names if name)
 
 
-def _detail(directory: Path, call: list[str]) -> tuple[str, str] | None:
-    group, _ = calls(os.uname().machine).get(int(call[0]), ("", ""))
-    if group == "futex":
-        return "futex_kind", "none"  # unknown: it depends on what was in memory when the wait began
-    return ("file_kind", _file_kind(directory, int(call[1], 16))) if group == "read" else None
+def _number(directory: Path, flags: int, call: list[str] | None) -> int | str | None:
+    """The member `nr` of a BlockedThread, by the flags and the call of the thread."""
+    if flags & (PF_KTHREAD | PF_EXITING):
+        return "NR_KERNEL" if flags & PF_KTHREAD else "NR_EXITING"
+    if call is None:
+        return None
+    # A worker that the kernel made for a process shows a call of its creator, but has no registers.
+    if len(call) >= 3 and not any(int(register, 16) for register in call[-2:]):
+        return "NR_KERNEL"
+    if len(call) < 9:
+        return "NR_NONE"
+    with contextlib.suppress(OSError), (directory / "exe").open("rb") as program:
+        if program.read(len(ELF_32_BIT)) == ELF_32_BIT:
+            return "NR_COMPAT"
+    return int(call[0])
+
+
+def _detail(directory: Path, nr: int, first: int) -> tuple[str, str] | None:
+    """The member `detail` of a BlockedThread in the system call `nr` with this first argument."""
+    group, name = calls(os.uname().machine).get(nr, ("", ""))
+    match group:
+        case "futex":
+            return "futex_kind", "none"  # unknown: it depends on what was in memory when the wait began
+        case "read":
+            return "file_kind", _file_kind(directory, first)
+        case "clone":
+            flags = first
+            if name == "clone3":  # the argument is the address of a structure, which begins with the flags
+                flags = 0
+                with contextlib.suppress(OSError, OverflowError):
+                    memory = read_memory(directory.parent, int(directory.name), first, 8)
+                    flags = int.from_bytes(memory, "little")
+            return "clone_kind", "and_wait" if flags & CLONE_VFORK else "other"
+        case "poll":
+            return "poll_kind", _poll_kind(directory)
+    return None
+
+
+def _poll_kind(directory: Path) -> str:
+    """What a thread polls for. PostgreSQL says at the end of a backend's title that it waits for a lock."""
+    try:
+        is_postgres = (directory / "comm").read_bytes() == b"postgres\n"
+        title = (directory / "cmdline").read_bytes().partition(b"\0")[0] if is_postgres else b""
+    except OSError:
+        return "any"
+    return "for_lock" if title.endswith(b" waiting") else "any"
 
 
 def _file_kind(directory: Path, descriptor: int) -> str:

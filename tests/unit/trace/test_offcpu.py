@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from lockd.load.source import assemble
+from lockd.names.labels.reasons import Reasons, calls
 from lockd.names.unwind.capture import Capture
 from lockd.trace.core import call_stacks
 from lockd.trace.core.call_stacks import LOST, LOST_STACK, CallStacks
@@ -103,8 +105,9 @@ def test_absences_whose_stacks_are_lost_add_up() -> None:
 
 FILES = ("include/common.bpf.h", "include/arch.bpf.h", "daemon/futex.bpf.c", "daemon/sched.bpf.c")
 SOURCE = assemble(FILES, {})
+NUMBERS = {name: nr for nr, (_, name) in calls(os.uname().machine).items()}
 ENTRY = np.dtype(
-    [("off_since", "u8"), ("tgid", "u4"), ("nr", "i2"), ("state", "u1"), ("comm", "S16"),
+    [("off_since", "u8"), ("tgid", "u4"), ("nr", "i2"), ("state", "u1"), ("detail", "u1"), ("comm", "S16"),
      ("stacks", [("user", "u8"), ("kernel", "u8")])]
 )  # fmt: skip
 
@@ -137,7 +140,7 @@ def procfs_of(directory: Path, **files: str) -> Path:
         "status": "Tgid:\t6\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t3\n",
         "stat": "6 (x) S 1 6 6 0 -1 0",
         "comm": "x\n",
-        "syscall": call_of(35),
+        "syscall": call_of(NUMBERS["nanosleep"]),
     }
     for name, text in (shown | files).items():
         (thread / name).write_text(text)
@@ -186,6 +189,49 @@ def test_an_older_wait_that_the_kernel_refuses_to_show_is_lost(
     entered = entries_of(session)
     OlderWaits(session, state_mask, False, False).enter((), (6,))
     assert (session.own_losses[OLDER_WAITS_UNREADABLE], entered) == (lost, [])
+
+
+FROZEN = "[<0>] get_signal+0x38e/0x840\n[<0>] arch_do_signal_or_restart+0x26/0x250\n"
+UNINTERRUPTIBLE = "Tgid:\t6\nState:\tD (disk sleep)\nvoluntary_ctxt_switches:\t3\n"
+
+
+@pytest.mark.parametrize(
+    ("reason", "files"),
+    [
+        ("sleep", {"syscall": call_of(NUMBERS["nanosleep"])}),
+        ("fault", {"syscall": "-1 0x7ff0 0x7ff0\n"}),
+        ("other", {"syscall": call_of(NUMBERS["nanosleep"]), "exe": "\x7fELF\x01"}),
+        ("sleep", {"syscall": call_of(NUMBERS["nanosleep"]), "exe": "\x7fELF\x02"}),
+        ("kthread", {"syscall": call_of(NUMBERS["ppoll"], stack_pointer=0)}),
+        ("kthread", {"syscall": "-1 0x0 0x0\n"}),
+        ("kthread", {"stat": f"6 (x) S 1 6 6 0 -1 {1 << 21}"}),
+        ("other", {"syscall": call_of(NUMBERS["ppoll"]), "stat": "6 (x) S 1 6 6 0 -1 4"}),
+        ("stopped", {"syscall": call_of(NUMBERS["nanosleep"]), "stack": FROZEN}),
+        ("stopped", {"syscall": "-1 0x7ff0 0x7ff0\n", "stack": f"[<0>] do_freezer_trap+0x8/0x40\n{FROZEN}"}),
+        ("stopped", {"status": UNINTERRUPTIBLE, "stack": f"[<0>] __refrigerator+0x8/0x40\n{FROZEN}"}),
+        ("sleep", {"syscall": call_of(NUMBERS["nanosleep"]), "stack": "[<0>] hrtimer_nanosleep+0x74/0xf0\n"}),
+        ("poll", {"syscall": call_of(NUMBERS["epoll_pwait"])}),
+        ("lock", {"syscall": call_of(NUMBERS["epoll_pwait"]), "comm": "postgres\n",
+                  "cmdline": "postgres: shop shop [local] UPDATE waiting\0\0\0"}),
+        ("poll", {"syscall": call_of(NUMBERS["epoll_pwait"]), "comm": "postgres\n",
+                  "cmdline": "postgres: shop shop [local] idle\0\0\0"}),
+        ("poll", {"syscall": call_of(NUMBERS["epoll_pwait"]), "cmdline": "x waiting\0"}),
+        ("child", {"syscall": call_of(NUMBERS["clone"], 0x4111), "status": UNINTERRUPTIBLE}),
+        ("kernel", {"syscall": call_of(NUMBERS["clone"], 0x111), "status": UNINTERRUPTIBLE}),
+        ("child", {"syscall": call_of(NUMBERS["clone3"], 8), "status": UNINTERRUPTIBLE,
+                   "mem": "\0" * 8 + "\x11\x41" + "\0" * 6}),
+    ],
+)  # fmt: skip
+def test_older_waits_have_the_reasons_that_the_programs_would_give_them(
+    reason: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_procfs(procfs_of(tmp_path, **files), monkeypatch)
+    session: Any = SimpleNamespace()
+    entered = entries_of(session)
+    OlderWaits(session, None, False, False).enter((), (6,))
+    (entry,) = entered
+    cause = int(entry["nr"]), int(entry["state"]), False, int(entry["detail"])
+    assert Reasons(SOURCE.enums, SOURCE.constants).reason(*cause) == reason
 
 
 def test_a_stack_of_an_older_wait_that_there_is_no_room_for_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
