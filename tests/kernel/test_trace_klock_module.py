@@ -155,6 +155,19 @@ def test_of_a_crowd_every_acquisition_is_counted(name: str, rounds: Rounds) -> N
     pytest.fail(f"seen and truth, in each of {TRIES} tries: {found}\n{seen.lost}")
 
 
+def test_a_return_missed_of_threads_that_are_not_traced_is_no_loss(module: LockModule) -> None:
+    with subprocess.Popen(["sleep", str(LONG)]) as idle:
+        try:
+            words = ("--mode", "all", "--mechanism", "kprobe", "-p", idle.pid, "--format", "json", LONG)
+            with one_shot("klock", *words) as trace:
+                for name, script in CROWDS.items():
+                    module.run(script, comm_of(name))
+                trace.stop()
+                assert not [what for what in trace.lost if "return missed" in what]
+        finally:
+            idle.kill()
+
+
 def is_blind_to_callers() -> bool:
     """Whether this kernel cannot walk a stack through the trampoline of a kretprobe: before 5.15."""
     return tuple(int(part) for part in platform.release().split(".")[:2]) < (5, 15)

@@ -8,6 +8,10 @@ int futex_entered(probed *ctx)
     u64 began = run_begins();
     struct system_call call = call_of(user_regs(), 4);
 
+#ifdef TRACE
+    if (!is_current_traced())
+        return 0;
+#endif
     if (!RETURN_WILL_BE_SEEN(ctx)) {
         lose(LOSS_FUTEX__RETURN_MISSED);
         return 0;
@@ -20,10 +24,15 @@ int futex_entered(probed *ctx)
 /* Attached to futex_wait_restart(), which restart_syscall() calls. */
 int futex_reentered(probed *ctx)
 {
-    if (!RETURN_WILL_BE_SEEN(ctx))
-        lose(LOSS_FUTEX__RETURN_MISSED);
-    else
+    if (RETURN_WILL_BE_SEEN(ctx)) {
         futex_restarted();
+        return 0;
+    }
+#ifdef TRACE
+    if (!is_current_traced())
+        return 0;
+#endif
+    lose(LOSS_FUTEX__RETURN_MISSED);
     return 0;
 }
 

@@ -548,6 +548,8 @@ int lock_tried_for(probed *ctx)
     struct trying_key key = {.tid = bpf_get_current_pid_tgid(), .type = GIVEN_LOCK_TYPE(ctx)};
     u64 lock = ARGUMENT(ctx);
 
+    if (!IS_ASKED_FOR())
+        return 0;
     if (!RETURN_WILL_BE_SEEN(ctx))
         lose(LOSS_KERNEL_HOLDS__RETURN_MISSED);
     else if (trying.update(&key, &lock))

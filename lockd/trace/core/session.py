@@ -92,6 +92,8 @@ class Session:
         self.own_losses: Counter[str] = Counter()
         """Numbers of events that the tool itself has lost, by description, as in losses()."""
         self._has_stacks = bool(settings.trace and STACK_DEFINES & settings.trace.defines.keys())
+        self._lost_before: dict[str, int] = {}
+        """What _read_losses() returned before the trace began."""
         self._lost: dict[str, int] | None = None
         """What _read_losses() returned at the end of the trace; None while the trace goes on."""
         self.ended_ns = 0
@@ -122,6 +124,9 @@ class Session:
             for map_, ids in self._traced_ids():
                 for number in ids:
                     map_.update(np.array([number], np.uint32), np.array([1], np.uint8))
+            # While hooks are attached one after another, the kernel may skip runs of programs already, and
+            # programs may count beginnings without ends. Nothing of the trace is lost by that.
+            self._lost_before = self._read_losses()
             self._pairs.control.set_tracing(True)  # only now that every hook is attached
             self.began_ns, self._began = time.monotonic_ns(), time.monotonic()
             self.began_at = time.time()
@@ -212,13 +217,15 @@ class Session:
 
     def losses(self) -> dict[str, int]:
         """Numbers of lost events by a description such as `futex: threads full`, without zeros."""
-        losses = (self._read_losses() if self._lost is None else self._lost) | self.own_losses
+        read = self._read_losses() if self._lost is None else self._lost
+        losses = {what: n - self._lost_before.get(what, 0) for what, n in read.items()} | self.own_losses
         if self._has_stacks:
             losses["stacks: too many to be unwound"] = self.stacks.lost
         return {description: n for description, n in losses.items() if n}
 
     def _read_losses(self) -> dict[str, int]:
-        """Numbers of events that the programs and the kernel have lost so far, by description, with zeros."""
+        """Numbers of events that the programs and the kernel have lost since the programs were loaded, by
+        description, with zeros."""
         dropped, overflowed, stacks, _ = self._losses.read()
         losses = {f"{where}: {reason.replace('_', ' ')}": n for (where, reason), n in dropped.items()}
         losses |= {f"{where}: counted without names": n for where, n in overflowed.items()}

@@ -226,6 +226,22 @@ def test_a_stack_beyond_the_most_numbers_does_not_come_again(monkeypatch: pytest
     assert stacks.lost == 1
 
 
+def test_nothing_is_lost_before_the_trace_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attaching takes a while. Programs that are attached already may count losses meanwhile."""
+    lost = {("kernel_holds", "return_missed"): 3}
+    manifest = SimpleNamespace(maps=(), functions=(), chosen=(), hooks=())
+
+    def begin(_: bool) -> None:
+        lost["kernel_holds", "return_missed"] += 2
+
+    pairs = SimpleNamespace(control=SimpleNamespace(set_tracing=begin), losses=None)
+    monkeypatch.setattr(sessions, "run_loader", lambda _: (manifest, []))
+    monkeypatch.setattr(sessions, "Pairs", lambda *_: pairs)
+    monkeypatch.setattr(sessions, "Losses", lambda *_: SimpleNamespace(read=lambda: (dict(lost), {}, {}, 0)))
+    with Session("test", options.load_settings(argparse.Namespace(), Trace())) as session:
+        assert session.losses() == {"kernel_holds: return missed": 2}
+
+
 class Terminal(io.TextIOWrapper):
     """A terminal that keeps what is written to it."""
 
