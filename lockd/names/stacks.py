@@ -37,6 +37,20 @@ FUNCTIONS = FrameFormat()
 """The format that shows nothing but functions."""
 
 
+def interrupt_entries(procfs: Path = Path("/proc")) -> tuple[int, int]:
+    """Address and size in bytes of the functions by which interrupts enter the kernel on x86-64.
+
+    These are asm_common_interrupt() and the entry functions right behind it. Both numbers are 0 for a kernel
+    without that function, as on arm64. The entry functions of processors with FRED are left out, because
+    system calls enter by the same functions. All symbols of the kernel are read, which may take a second.
+    """
+    try:
+        symbols = KernelSymbols(procfs / "kallsyms", procfs / "modules")
+    except PermissionError:  # the kernel refuses programs of this user too, and the session then says so
+        return 0, 0
+    return symbols.neighbours("asm_common_interrupt", is_interrupt)
+
+
 class StackNames:
     """Names functions, locks and variables for a tool.
 
@@ -52,15 +66,6 @@ class StackNames:
     @property
     def _symbols(self) -> KernelSymbols:
         return self._kernel_names.symbols()
-
-    def interrupt_entries(self) -> tuple[int, int]:
-        """Address and size in bytes of the functions by which interrupts enter the kernel on x86-64.
-
-        These are asm_common_interrupt() and the entry functions right behind it. Both numbers are 0 for a
-        kernel without that function, as on arm64. The entry functions of processors with FRED are left out,
-        because system calls enter by the same functions.
-        """
-        return self._symbols.neighbours("asm_common_interrupt", is_interrupt)
 
     def read_mappings(self, tgids: Iterable[int]) -> None:
         """Remember what these processes have mapped, so that names can be found after they have ended."""

@@ -95,10 +95,16 @@ class Absences:
     """The absences of a session, summed up by key (struct offcpu_key in lockd/bpf/daemon/sched.bpf.c).
 
     At most `most` keys have sums of their own. `with_runqueue` is whether time on the run queue is part of an
-    absence.
+    absence. `interrupts` is what interrupt_entries() returns, for a trace with wakers; None otherwise.
     """
 
-    def __init__(self, session: Session, with_runqueue: bool, most: int = MOST) -> None:
+    def __init__(
+        self,
+        session: Session,
+        with_runqueue: bool,
+        interrupts: tuple[int, int] | None = None,
+        most: int = MOST,
+    ) -> None:
         manifest = session.manifest
         self._session = session
         self._stacks = session.stacks
@@ -118,11 +124,11 @@ class Absences:
         self.nameless = 0
         """Number of absences that were counted without names, because there were more than `most` keys."""
         self._most = most
-        if self._has_wakers:
-            interrupts = session.map("interrupts")
-            entry = np.zeros(1, interrupts.value)
-            entry["start"], entry["bytes"] = self._stacks.names.interrupt_entries()
-            interrupts.update(np.zeros(1, np.uint32), entry)
+        if interrupts:
+            known = session.map("interrupts")
+            entry = np.zeros(1, known.value)
+            entry["start"], entry["bytes"] = interrupts
+            known.update(np.zeros(1, np.uint32), entry)
 
     def add(self, taken: dict[str, Entries]) -> None:
         """Add the absences of a window."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from lockd.errors import UsageError
 from lockd.load.settings import LoadSettings, Trace
 from lockd.names.kernel.sites import is_scheduling
+from lockd.names.stacks import interrupt_entries
 from lockd.trace.core import options, output
 from lockd.trace.core.call_stacks import Names
 from lockd.trace.core.session import Session
@@ -110,8 +111,11 @@ def trace(
     args.max_block_ns = options.LONGEST_NS
     if args.max_block_time:  # in whole microseconds: a wait that is less than 1 us longer counts too
         args.max_block_ns = (args.max_block_time + 1) * NS_PER_US - 1
-    with Session(title, _settings(args, defines, maps), args.duration, args.pids, args.tids) as session:
-        absences = Absences(session, args.runqueue)
+    session = Session(title, _settings(args, defines, maps), args.duration, args.pids, args.tids)
+    # This takes too long for the time after attaching, in which no map is drained.
+    interrupts = interrupt_entries() if "interrupts" in maps else None
+    with session:
+        absences = Absences(session, args.runqueue, interrupts)
         older = OlderWaits(session, args.state, args.user_threads_only, args.kernel_threads_only)
         if not args.no_ongoing:
             older.enter(args.pids, args.tids)

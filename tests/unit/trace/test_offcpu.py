@@ -7,18 +7,19 @@ import os
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import pytest
 
+from lockd import cli
 from lockd.load.source import assemble
 from lockd.names.labels.reasons import Reasons, calls
 from lockd.names.unwind.capture import Capture
 from lockd.trace.core import call_stacks
 from lockd.trace.core.call_stacks import LOST, LOST_STACK, CallStacks
 from lockd.trace.core.session import OLDER_WAITS_LOST, OLDER_WAITS_UNREADABLE, Session
-from lockd.trace.offcpu import offcpu, older_waits
+from lockd.trace.offcpu import offcpu, offwake, older_waits
 from lockd.trace.offcpu.absences import NOBODY, Absences, Place, Times
 from lockd.trace.offcpu.older_waits import BlockedThread, OlderWaits, ThreadState
 from lockd.views.profile import Profile
@@ -41,6 +42,29 @@ def test_of_waits_that_look_the_same_the_longest_is_told() -> None:
     (merged,) = Profile("test", offcpu._values(args), samples).sorted()
     assert merged.frames == ("main", "read")
     assert merged.values == (17_000, 5, 5_000)
+
+
+def test_the_entries_of_interrupts_are_found_before_the_trace_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes up to a second, in which busy threads would fill the maps."""
+    order: list[str] = []
+
+    class Begun(Exception):
+        pass
+
+    def found() -> tuple[int, int]:
+        order.append("entries of interrupts")
+        return 1, 2
+
+    def begin(_: object) -> NoReturn:
+        order.append("begin of the trace")
+        raise Begun
+
+    monkeypatch.setattr(offcpu, "interrupt_entries", found)
+    monkeypatch.setattr(Session, "__enter__", begin)
+    args = cli._parser(["trace"]).parse_args(["trace", "offwake"])
+    with pytest.raises(Begun):
+        offwake.run(args)
+    assert order == ["entries of interrupts", "begin of the trace"]
 
 
 KEY = np.dtype(
