@@ -155,7 +155,10 @@ static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thre
     if (state != HOLDER_BLOCKED)
         return;
     hold->times.blocked = before + part;
-    if (before && (bpf_get_prandom_u32() * (hold->times.blocked >> 10)) >> 32 >= part >> 10)
+    /* The unit of these times is 2^10 ns. From 2^42 ns on, which is 73 minutes of all threads together, it is
+     * 2^26 ns: otherwise the product would need more than 64 bits. So it has room for nine years. */
+    u32 unit = 10 + (is_above(hold->times.blocked, (1ULL << 42) - 1) << 4);
+    if (before && (bpf_get_prandom_u32() * (hold->times.blocked >> unit)) >> 32 >= part >> unit)
         return;
     note_absence(&hold->times.absence, hold->tid, t);
 }
