@@ -93,6 +93,22 @@ def test_a_thread_that_was_stuck_before(daemon: Callable[[], Lockd], workload: S
     assert metrics.sum(OFFCPU_SUM, comm=one.comm, reason="lock") * 1e6 < latest + CLOCKS_US
 
 
+def test_a_32_bit_program_that_was_stuck_before(daemon: Callable[[], Lockd], workload: Start) -> None:
+    try:
+        one = workload("compat_futex", 1, 600_000_000)
+    except OSError as error:
+        pytest.skip(f"host: this kernel runs no 32-bit programs: {error}")
+    labels = {"comm": one.comm, "kind": "lock"}
+    one.go()
+    time.sleep(BEFORE_SECONDS)
+    lockd = daemon()
+    metrics = lockd.until(lambda m: m.sum(WAITING, **labels) == 1, PATIENCE_SECONDS)
+    assert metrics.max(MAX, **labels) > BEFORE_SECONDS * 1e6 - CLOCKS_US
+    one.kill()
+    metrics = at_rest(lockd, one.comm)
+    assert metrics.sum(COUNT, **labels) == metrics.sum(COUNT, comm=one.comm) == 1
+
+
 def test_waits_that_end_later_are_counted_once(daemon: Callable[[], Lockd], workload: Start) -> None:
     for seconds in (6, 30, 120):
         one = workload("idle_pool", 8, seconds)

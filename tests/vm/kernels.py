@@ -165,6 +165,7 @@ ONLY_THOROUGH = {
     "test_futex_modes.py": "it needs mode calls as well, see MODE_CALLS",
     "test_holders.py::test_the_code_that_made_threads_wait_is_found[rwlock-blocked]": "half a minute there",
     "test_holders.py::test_the_code_that_made_threads_wait_is_found[pi-blocked]": "half a minute there",
+    "test_older_waits.py::test_a_32_bit_program_that_was_stuck_before": A_START,
     "test_older_waits.py::test_an_uninterruptible_wait": A_START,
     "test_older_waits.py::test_waits_that_end_later_are_counted_once": A_START,
     "test_older_waits.py::test_where_the_scheduler_does_not_tell_since_when": A_START,

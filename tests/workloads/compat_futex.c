@@ -69,8 +69,8 @@ static unsigned number(const char *text)
 
 static void wait_us(unsigned us, int is_time64)
 {
-    int time[2] = {0, us * 1000};
-    long long time64[2] = {0, us * 1000};
+    int time[2] = {us / 1000000, us % 1000000 * 1000};
+    long long time64[2] = {time[0], time[1]};
     call(is_time64 ? FUTEX_TIME64 : FUTEX, (int)&value, 128 /* FUTEX_WAIT, private */, value,
          is_time64 ? (int)time64 : (int)time);
 }

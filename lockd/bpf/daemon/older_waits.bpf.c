@@ -83,14 +83,19 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
     t->nr = flags & PF_KTHREAD ? NR_KERNEL : flags & PF_EXITING ? NR_EXITING : syscall_of(saved);
     READ_TASK(task, TASK_FROZEN, bits);
     bool is_frozen = (bits >> TASK_FROZEN_BIT) & 1; /* the bit is also set in the parent of a vfork */
-    if (t->state == STATE_INTERRUPTIBLE && is_futex_wait(t->nr) && !is_frozen) {
+    bool is_compat = false;
+#ifdef FUTEX_WAITS
+    is_compat = t->nr == NR_COMPAT; /* any call of a 32-bit program; mode calls sees none of its calls */
+#endif
+    if (t->state == STATE_INTERRUPTIBLE && (is_futex_wait(t->nr) || is_compat) && !is_frozen) {
 #if defined(FUTEX_CALLS) || defined(FUTEX_WAITS)
         struct system_call call = call_of(saved, 4);
+        u32 nr = is_compat ? number_of_compat(call.nr) : t->nr;
         t->call.tid = tid;
         t->call.uaddr = call.args[0];
-        if (t->nr == NR_FUTEX)
+        if (nr == NR_FUTEX)
             t->call.guess = kind_of_call(call.args[1], call.args[2], call.args[3]);
-        else if (t->nr == NR_FUTEX_WAIT)
+        else if (nr == NR_FUTEX_WAIT)
             t->call.guess = kind_of_value(call.args[1]);
         else
             return false; /* futex_waitv() or restart_syscall(): no argument is the address of the futex */
