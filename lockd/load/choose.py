@@ -37,14 +37,19 @@ class Choice:
 
 
 def choices_for(settings: LoadSettings, host: Host, refused: Mapping[Way, str] = NONE) -> list[Choice]:
-    """Return the choice for each part of the work, in the order of compilation; `refused` as in choose()."""
+    """Return the choice for each part of the work, in the order of compilation; `refused` as in choose().
+
+    Samples go through ring buffers. On a host where programs must not write to these, there are none. A trace
+    counts all releases of locks, and samples none.
+    """
     mechanisms = dict(settings.mechanisms)
+    has_rings = not host.has_sleeping_rings
     parts = parts_of(
         settings.programs,
         settings.lock_mode,
         settings.futex_mode,
-        settings.has_holders,
-        settings.has_wait_samples,
+        settings.has_holders and (has_rings or settings.trace is not None),
+        settings.has_wait_samples and has_rings,
     )
     if settings.trace:
         parts += settings.trace.parts

@@ -62,7 +62,8 @@ def check(settings: LoadSettings) -> int:
 def _check_host() -> Host | None:
     """Print which conditions this host meets; return None if it lacks one that every program needs.
 
-    Tracefs is no such condition: only the tracepoints that count futex calls need it.
+    Two conditions are none of these. Without ring buffers there are no samples, and only the tracepoints that
+    count futex calls need tracefs.
     """
     is_complete = True
 
@@ -82,13 +83,16 @@ def _check_host() -> Host | None:
     check_condition("process ids", require_pids_of_the_host)
     check_condition("privileges", require_privileges)
     types = check_condition("BTF", KernelTypes)
+    host = Host(types) if types else None
+    if host:
+        check_condition("rings", host.require_rings, is_needed=False)
     check_condition("tracefs", ensure_tracefs, _tracefs_remark(), is_needed=False)
     check_condition("bcc", _require_bcc)
     print()
-    if types is None or not is_complete:
+    if host is None or not is_complete:
         print("nothing can run here")
         return None
-    return Host(types)
+    return host
 
 
 def _tracefs_remark() -> str:

@@ -27,6 +27,11 @@ HOST_PIDS = (
 )
 """The end of a message about a PID namespace: the reason and the rule."""
 
+SLEEPING_RINGS = (
+    "a BPF program that writes to a ring buffer may sleep (PREEMPT_RT before 8b62645b09f8, Linux 6.12), which"
+    " at a switch or a wake-up can lock the host up"
+)
+"""Why lockd writes to no ring buffer on some kernels (Host.has_sleeping_rings)."""
 RETURN_TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 """Functions to which a kretprobe makes a function return: since 6.1 (f3a112c0c40d), since 5.15
 (adf8a61a940c), and before that."""
@@ -170,6 +175,24 @@ class Host:
         """
         cast = self.types.function(programs.CAST)
         return cast is not None and programs.can_cast(cast, self.types.struct("task_struct"))
+
+    @cached_property
+    def has_sleeping_rings(self) -> bool:
+        """Whether a program that writes to a ring buffer may sleep, because of the lock of the ring buffer.
+
+        So it is if the lock is a spinlock_t and the kernel has PREEMPT_RT. Of all the types that this lock
+        has had, only such a spinlock_t has a member `lock`, which is an rt_mutex.
+        """
+        try:
+            self.types.bit_offset("bpf_ringbuf", "spinlock.lock")
+        except HostError:
+            return False
+        return True
+
+    def require_rings(self) -> None:
+        """Raise HostError if a program that writes to a ring buffer may sleep."""
+        if self.has_sleeping_rings:
+            raise HostError(SLEEPING_RINGS)
 
     @property
     def return_trampoline(self) -> int:

@@ -16,7 +16,7 @@ from lockd.load.choose import Choice, choices_for
 from lockd.load.compile import compile_cached
 from lockd.load.compiled import CompileCache, default_directory
 from lockd.load.hooks import HOLDERS, Candidate, Way, functions_of
-from lockd.load.host import Host, require_pids_of_the_host, require_privileges
+from lockd.load.host import SLEEPING_RINGS, Host, require_pids_of_the_host, require_privileges
 from lockd.load.settings import LoadSettings
 from lockd.load.source import source_for
 
@@ -35,6 +35,13 @@ For sampled releases of locks they are the ring, the counters of samples without
 of its records for user-space locks and for kernel locks. For sampled waits they are the ring, the counters,
 and the layout of its records. The map of the processes of CPython is for both.
 """
+RINGS_OF_TRACES = {"signals", "snooped"}
+"""The ring buffers of one-shot tools that print what comes through them, and nothing else."""
+WITHOUT_RINGS = (
+    "no holders of locks, causes and stacks of waits are sampled, and locks of a process that soon ends may"
+    " have no names"
+)
+"""What is missing on a host with Host.has_sleeping_rings."""
 SLEEP_SECONDS = 0.001
 """How long the loader sleeps before it enters the waits that began before lockd into the programs' maps.
 
@@ -56,11 +63,16 @@ def load(settings: LoadSettings) -> Loaded:
     """Attach everything in `settings.programs` that this host can do.
 
     A missing hook is in the manifest with the reason, unless it is optional. A part of the work is not
-    attached at all if this host has no way to do it. Raises HostError if nothing can be attached.
+    attached at all if this host has no way to do it. Raises HostError if nothing can be attached, or if a
+    trace needs a ring buffer and this host has none to which programs may write.
     """
     require_pids_of_the_host()
     require_privileges()
     host = Host(KernelTypes(), functions_of(settings.trace.parts) if settings.trace else ())
+    if settings.trace and RINGS_OF_TRACES.intersection(settings.trace.maps):
+        host.require_rings()
+    if not settings.trace and host.has_sleeping_rings:
+        log.warning("%s: %s", WITHOUT_RINGS, SLEEPING_RINGS)
     refused: dict[Way, str] = {}
     while True:
         try:

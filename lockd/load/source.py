@@ -142,6 +142,8 @@ def source_for(settings: LoadSettings, choices: Sequence[Choice], host: Host) ->
         **{f"WITH_{program.upper()}": None for program in settings.programs},
         **{name: None for way in ways for name in way.defines},
     }
+    if host.has_sleeping_rings:
+        defines["WITHOUT_RINGS"] = None
     files = ["include/common.bpf.h", "include/arch.bpf.h", "include/capture.bpf.h"]
     if settings.trace:
         defines.update(settings.trace.defines)

@@ -207,6 +207,11 @@ def test_an_altered_layout_is_noticed(
     assert list(differences(replace(info, value=wrong), kernel[info.name]))
 
 
+def test_the_lock_of_a_ring_buffer_has_the_name_by_which_it_is_looked_up() -> None:
+    """Its type says whether programs may write to ring buffers (Host.has_sleeping_rings)."""
+    assert KernelTypes().has_member("bpf_ringbuf", "spinlock")
+
+
 def test_facts_about_programs_are_where_the_kernel_puts_them() -> None:
     """lockd reads three members of struct bpf_prog_info by their offsets."""
     types = KernelTypes()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lockd.load.choose import Choice
-from lockd.load.hooks import parts_of
+from lockd.errors import HostError
+from lockd.load.choose import Choice, choices_for
+from lockd.load.hooks import Candidate, parts_of
+from lockd.load.host import Host
 from lockd.load.settings import LoadSettings, Trace
 from lockd.load.source import BPF_DIR, LRU_SIZES, RESERVED_BY_CPU, SIZES, assemble, source_for
+from tests.needs import needs
 
 THREADS, CPUS, KEPT_STACKS = 16_384, 64, 65_536
 TYPES = SimpleNamespace(
@@ -22,7 +26,7 @@ TYPES = SimpleNamespace(
     has_helper=lambda _: False,
     tracepoint_args=lambda _: 3,
 )
-HOST: Any = SimpleNamespace(types=TYPES, can_cast=False)
+HOST: Any = SimpleNamespace(types=TYPES, can_cast=False, has_sleeping_rings=False)
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 CALLS = LoadSettings(PROGRAMS, 8192, THREADS, 64, 0, 1, "contention", "calls", ())
@@ -89,7 +93,7 @@ def test_calls_that_no_hook_shows_are_left_out_and_their_maps_are_not() -> None:
 def macros(has_member: Callable[[str, str], bool]) -> set[str]:
     """Return the macros of the source for a kernel that has these members of its structs."""
     types = SimpleNamespace(**{**vars(TYPES), "has_member": has_member})
-    host: Any = SimpleNamespace(types=types, can_cast=False)
+    host: Any = SimpleNamespace(types=types, can_cast=False, has_sleeping_rings=False)
     return set(re.findall(r"^#define (\w+)", source_for(CALLS, [], host).text, re.MULTILINE))
 
 
@@ -128,3 +132,63 @@ def words(line: str) -> set[str]:
 def test_what_a_kernel_may_lack_is_used_only_where_it_is_there(member: tuple[str, str]) -> None:
     missing = macros(lambda *_: True) - macros(lambda *other: other != member)
     assert unguarded(missing) == []
+
+
+class Complete(Host):
+    """A host that has all hooks. Its ring buffers have a lock with these members."""
+
+    can_cast = False
+
+    def __init__(self, members: tuple[str, ...]) -> None:
+        def bit_offset(struct: str, path: str) -> int:
+            lock, _, member = path.partition(".")
+            if struct == "bpf_ringbuf" and (lock != "spinlock" or member not in members):
+                raise HostError(f"{struct}.{path}")
+            return 0
+
+        types: Any = SimpleNamespace(**{**vars(TYPES), "bit_offset": bit_offset})
+        super().__init__(types)
+
+    def resolve(self, candidate: Candidate) -> list[Candidate]:
+        return [candidate]
+
+    def obstacle(self, candidate: Candidate) -> str:
+        return ""
+
+
+def uses_of_rings(settings: LoadSettings, host: Host) -> list[str]:
+    """Return the lines of the source that make a ring buffer or use one, as the compiler sees them."""
+    text = source_for(settings, choices_for(settings, host), host).text
+    text = re.sub(r"^#include .*$", "", text, flags=re.MULTILINE)
+    compiled = subprocess.run(["gcc", "-E", "-"], input=text, capture_output=True, text=True, check=True)
+    return [line.strip() for line in compiled.stdout.splitlines() if "ringbuf_" in line.lower()]
+
+
+WITHOUT_KERNEL_LOCKS = ("futex", "offcpu")
+
+
+@needs("gcc")
+@pytest.mark.parametrize("programs", [PROGRAMS, WITHOUT_KERNEL_LOCKS, *((one,) for one in PROGRAMS)], ids=str)
+@pytest.mark.parametrize("mode", ["blocked", "calls"])
+def test_programs_write_to_no_ring_where_they_could_sleep(programs: tuple[str, ...], mode: str) -> None:
+    """Before 8b62645b09f8 the lock of a ring is a spinlock_t. With PREEMPT_RT that is a rt_mutex: a program
+    at a switch that had to wait for it would call the scheduler within the scheduler."""
+    settings = LoadSettings(
+        programs, 8192, THREADS, 64, 0, 1, "contention", mode, (), has_holders=True, has_wait_samples=True
+    )
+    sleeping, raw, not_preemptible = Complete(("lock",)), Complete(("raw_lock",)), Complete(("rlock",))
+    assert uses_of_rings(settings, sleeping) == []
+    assert uses_of_rings(settings, raw) == uses_of_rings(settings, not_preemptible) != []
+
+
+@needs("gcc")
+def test_a_trace_counts_holders_without_a_ring() -> None:
+    trace = Trace(files=("include/trace.bpf.h",), defines={"TRACE": None, "WITH_USER_STACKS": None})
+    settings = LoadSettings(
+        ("futex",), 8192, THREADS, 64, 0, 1, "contention", "calls", (), has_holders=True, trace=trace
+    )
+    host = Complete(("lock",))
+    (_, switches) = choices_for(settings, host)
+    assert switches.way and "WITH_USER_HOLDERS" in switches.way.defines
+    assert uses_of_rings(settings, host) == []
+    assert uses_of_rings(settings, Complete(())) != []
