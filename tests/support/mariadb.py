@@ -28,10 +28,11 @@ class Server:
     def client(self, name: str, *arguments: str) -> list[str]:
         return [name, "--no-defaults", f"--socket={self.socket}", *arguments]
 
-    def ask(self, query: str) -> list[list[str]]:
-        """Return the rows of the answer to a query."""
-        asked = self.client("mariadb", "--batch", "--skip-column-names", "-e", query)
-        answer = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    def ask(self, query: str, delimiter: str = ";") -> list[list[str]]:
+        """Return the rows of the answer to a query, or to several with the delimiter between them."""
+        options = ("--batch", "--skip-column-names", f"--delimiter={delimiter}")
+        asked = self.client("mariadb", *options, "-e", query)
+        answer = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout
         return [line.split("\t") for line in answer.splitlines()]
 
 

@@ -63,6 +63,7 @@ LEFT_OUT_BY_REASON = {
         "test_java.py",
         "test_lock_causes.py::test_a_lock_that_does_not_store_its_owner",
         "test_lock_names.py",
+        "test_mariadb_holders.py",
         "test_performance_schema.py",
         "test_postgresql.py",
         "test_server_names.py",
