@@ -33,6 +33,8 @@ LARGEST = 20
 NAMELESS = "[jit]"
 SETTLE_SECONDS = 5.0
 BUILDERS = 4
+BUILDERS_COMMS = "make|sh|cc|gcc|cc1|as|collect2|ld|rm|mkdir"
+"""The names of the processes of a build."""
 THREADS = 16
 """The number of connections to the database."""
 
@@ -43,7 +45,7 @@ Times = dict[Stack, float]
 
 @contextlib.contextmanager
 def mariadb(directory: Path) -> Iterator[str]:
-    """A database under load; yields the comm of its process, as the other loads do."""
+    """A database under load; yields a regular expression for the comms of its processes, as others do."""
     socket = directory / "socket"
     sysbench = ["sysbench", "oltp_read_write", f"--mysql-socket={socket}", "--mysql-user=root",
                 "--tables=4", "--table-size=20000", f"--threads={THREADS}", "--time=0"]  # fmt: skip
@@ -67,7 +69,7 @@ def build(directory: Path) -> Iterator[str]:
     shutil.copytree(ROOT / "tests/workloads", directory / "source", ignore=shutil.ignore_patterns("build"))
     command = f"while :; do make -s -j{BUILDERS} -C {directory / 'source'} clean all; done"
     with running(["bash", "-c", command]):
-        yield "make"
+        yield BUILDERS_COMMS
 
 
 LOADS: dict[str, Callable[[Path], contextlib.AbstractContextManager[str]]] = {
@@ -89,15 +91,15 @@ def running(command: list[str | Path]) -> Iterator[None]:
         process.wait()
 
 
-def stacks_of(source: str | Path, comm: str) -> Times:
-    """Return the stacks in a pprof profile at a path or URL.
+def stacks_of(source: str | Path, comms: str) -> Times:
+    """Return the stacks in a pprof profile at a path or URL, of samples with one of these comms.
 
-    Only samples with this comm count, unless it is empty.
+    In a trace these are names of threads, in the daemon's profile those of processes.
     """
-    focus = [f"-tagfocus=comm=^{comm}$"] if comm else []
+    focus = f"-tagfocus=comm=^({comms})$"
     with tempfile.TemporaryDirectory() as kept:
         done = subprocess.run(
-            ["go", "tool", "pprof", "-traces", "-unit=us", "-sample_index=0", *focus, source],
+            ["go", "tool", "pprof", "-traces", "-unit=us", "-sample_index=0", focus, source],
             capture_output=True, text=True, check=True, timeout=300, env={**os.environ, "PPROF_TMPDIR": kept},
         )  # fmt: skip
     times: Times = defaultdict(float)
@@ -110,22 +112,22 @@ def stacks_of(source: str | Path, comm: str) -> Times:
     return times
 
 
-def of_daemon(lockd: Lockd, comm: str, seconds: int) -> Times:
+def of_daemon(lockd: Lockd, comms: str, seconds: int) -> Times:
     """Return the daemon's profile of the next `seconds`.
 
     Its first and last frames are left out: the trace has no frames for the comm and the reason.
     """
-    address = f"http://{lockd.address}/debug/pprof/offcpu?seconds={seconds}&comm={comm}"
+    address = f"http://{lockd.address}/debug/pprof/offcpu?seconds={seconds}"
     times: Times = defaultdict(float)
-    for frames, us in stacks_of(address, "").items():
+    for frames, us in stacks_of(address, comms).items():
         times[without_repeats(frames[1:-1])] += us
     return times
 
 
-def of_trace(path: Path, comm: str) -> Times:
-    """Return the profile of the trace, of threads with this comm only, or of all if it is empty."""
+def of_trace(path: Path, comms: str) -> Times:
+    """Return the profile of the trace."""
     times: Times = defaultdict(float)
-    for frames, us in stacks_of(path, comm).items():
+    for frames, us in stacks_of(path, comms).items():
         times[without_repeats(frames)] += us
     return times
 
@@ -157,18 +159,17 @@ def compare(name: str, seconds: int, per_second: int) -> dict[str, object]:
         directory = Path(own)
         lockd = Lockd(directory, {"profile": {"waits_per_second": per_second}})
         ends.callback(lockd.stop)
-        with LOADS[name](directory) as comm:
+        with LOADS[name](directory) as comms:
             time.sleep(SETTLE_SECONDS)
-            pids = subprocess.run(["pgrep", "-x", comm], capture_output=True, text=True, check=False).stdout
-            is_one_process = name != "build"
-            whose = ["-p", ",".join(pids.split())] if is_one_process else []
+            pids = subprocess.run(["pgrep", "-x", comms], capture_output=True, text=True, check=False).stdout
+            whose = ["-p", ",".join(pids.split())] if comms != BUILDERS_COMMS else []
             with subprocess.Popen(
                 [*CHECKOUT, "trace", "offcpu", "--no-ongoing", "--format", "pprof", "-o", directory / "trace",
                  *whose, str(seconds + 2)], stderr=subprocess.DEVNULL,
             ):  # fmt: skip
                 time.sleep(2)
-                sampled = of_daemon(lockd, comm, seconds)
-        traced = of_trace(directory / "trace", "" if is_one_process else comm)
+                sampled = of_daemon(lockd, comms, seconds)
+        traced = of_trace(directory / "trace", ".*" if whose else comms)
         taken = lockd.metrics().sum("lockd_wait_samples_total")
     sampled = matched(sampled, traced)
     in_trace, in_daemon = sum(traced.values()), sum(sampled.values())
