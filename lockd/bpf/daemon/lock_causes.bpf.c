@@ -155,10 +155,11 @@ static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thre
     if (state != HOLDER_BLOCKED)
         return;
     hold->times.blocked = before + part;
-    /* The unit of these times is 2^10 ns. From 2^42 ns on, which is 73 minutes of all threads together, it is
-     * 2^26 ns: otherwise the product would need more than 64 bits. So it has room for nine years. */
-    u32 unit = 10 + (is_above(hold->times.blocked, (1ULL << 42) - 1) << 4);
-    if (before && (bpf_get_prandom_u32() * (hold->times.blocked >> unit)) >> 32 >= part >> unit)
+    /* A random number below `all`. The product of both has more than 64 bits from 73 minutes on, which many
+     * threads together soon wait, so it is made of two halves. They have room for nine years. */
+    u64 random = (u32)bpf_get_prandom_u32(), all = hold->times.blocked >> 10;
+    u64 drawn = ((random >> 16) * all >> 16) + ((random & 0xffff) * all >> 32);
+    if (before && drawn >= part >> 10)
         return;
     note_absence(&hold->times.absence, hold->tid, t);
 }

@@ -76,7 +76,6 @@ def test_an_absence_is_kept_in_proportion_to_its_time(tmp_path: Path, unit_ns: i
     """In the last case the threads together wait for 27,500 s, and then for 4,500 s more."""
     file, inline = "daemon/lock_causes.bpf.c", "static __always_inline "
     definitions = [
-        definition("include/common.bpf.h", f"{inline}u64 is_above("),
         definition(file, f"{inline}u64 time_between("),
         *(definition(file, begin) for begin in ("enum holder_state {", "struct absence {")),
         *(definition(file, begin) for begin in ("struct hold_times {", "struct hold {")),
