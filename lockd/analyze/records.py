@@ -276,8 +276,10 @@ def _names(records: Records) -> dict[int, str]:
     names: dict[int, str] = {}
     rows = records.rows
     for row in np.argsort(-rows["wait_ns"], kind="stable").tolist():
-        lock, callers = int(rows["lock"][row]), records.callers(int(rows["stack"][row]))
-        if lock not in names and callers and not records.locks[lock].process:
+        lock = int(rows["lock"][row])
+        if lock in names or records.locks[lock].process:
+            continue
+        if callers := records.callers(int(rows["stack"][row])):
             caller = _plain_name(callers[0])
             members = (member_of(type_, caller) for type_ in records.types[lock].split("/"))
             names[lock] = next(filter(None, members), f"in {caller}")

@@ -8,11 +8,11 @@ int futex_entered(probed *ctx)
     u64 began = run_begins();
     struct system_call call = call_of(user_regs(), 4);
 
-#ifdef TRACE
-    if (!is_current_traced())
-        return 0;
-#endif
     if (!RETURN_WILL_BE_SEEN(ctx)) {
+#ifdef TRACE
+        if (!is_current_traced())
+            return 0;
+#endif
         lose(LOSS_FUTEX__RETURN_MISSED);
         return 0;
     }

@@ -230,7 +230,6 @@ class LockTrace:
         self._sums = Sums()
         """The rows of the whole trace, if a profile is to be written."""
         self._makes_profile = bool(args.flamegraph) or args.format not in STREAMED
-        self._began = time.time()
 
     def _report_mode(self) -> bool:
         """Print the mode, all or contention, on standard error. Returns whether holds are measured."""
@@ -311,7 +310,8 @@ class LockTrace:
             values = wait_ns, count.waits, count.accesses, hold_ns, count.holds, count.acquired
             if any(values):
                 measured.append(replace(sample, values=tuple(values[n] for n in order)))
-        return Profile(TITLE, tuple(VALUES[n] for n in order), measured, self._began, self._session.elapsed)
+        values_in_order = tuple(VALUES[n] for n in order)
+        return Profile(TITLE, values_in_order, measured, self._session.began_at, self._session.elapsed)
 
     def _select(self, rows: Columns) -> Columns:
         """Return the rows that the options select. Count their events; for a profile, add them to `_sums`."""

@@ -41,8 +41,8 @@ HELD_TYPES = 4
 MOST_ROWS = 32768
 """The least number of rows that Sums stores before it merges them."""
 MOST = 1 << 20
-"""The most keys that have sums of their own. Their rows take 160 MB. Rows with further keys are counted
-without names."""
+"""The most keys that have sums of their own. Their rows take 160 MB, and a few times that while they are
+merged. Rows with further keys are counted without names."""
 KEY = ("lock", "tid", "type", "stack")
 """The columns by which Sums adds up rows."""
 NOBODY = b"[no room]"
@@ -177,6 +177,8 @@ class Sums:
 
         `rows` begin with those of `_merged`.
         """
+        if len(rows) <= self._most:
+            return
         keys = mix(*(rows[column] for column in KEY))
         known = keys[: len(self._merged)]
         fresh = np.setdiff1d(keys, known)

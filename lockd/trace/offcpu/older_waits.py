@@ -242,9 +242,10 @@ def _number(directory: Path, flags: int, call: list[str] | None) -> int | str | 
         return "NR_KERNEL"
     if len(call) < 9:
         return "NR_NONE"
-    with contextlib.suppress(OSError), (directory / "exe").open("rb") as program:
-        if program.read(len(ELF_32_BIT)) == ELF_32_BIT:
-            return "NR_COMPAT"
+    if int(call[-2], 16) < 1 << 32:  # hardly any other program has its stack there
+        with contextlib.suppress(OSError), (directory / "exe").open("rb") as program:
+            if program.read(len(ELF_32_BIT)) == ELF_32_BIT:
+                return "NR_COMPAT"
     return int(call[0])
 
 

@@ -191,7 +191,7 @@ class FakeSession:
     def __init__(self) -> None:
         self.manifest = SimpleNamespace(enums={"lock_type": TYPES}, chosen=())
         self.stacks, self.progress = CallStacks(), Progress(sys.stderr)
-        self.elapsed, self.ended_ns, self.events = 1.0, 0, 0
+        self.began_at, self.elapsed, self.ended_ns, self.events = 0.0, 1.0, 0, 0
         self.is_stopped = False
         self.own_losses: Counter[str] = Counter()
         self.drained = self.reports = 0
