@@ -29,7 +29,7 @@ HOST_PIDS = (
 
 SLEEPING_RINGS = (
     "a BPF program that writes to a ring buffer may sleep (PREEMPT_RT before 8b62645b09f8, Linux 6.12), which"
-    " at a switch or a wake-up can lock the host up"
+    " at a switch or a wake-up can lock the host up: lockd uses no ring buffer there"
 )
 """Why lockd writes to no ring buffer on some kernels (Host.has_sleeping_rings)."""
 RETURN_TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")

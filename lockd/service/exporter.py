@@ -329,5 +329,6 @@ def _listen(host: str, port: int, sockets: dict[Any, socket.socket]) -> None:
             if error.errno not in ELSEWHERE:
                 raise
             not_here = error
+            log.warning("%s: not listening at %s: %s", host_port(host, port), address[0], error.strerror)
     if not_here and not any(address in sockets for *_, address in found):
         raise not_here

@@ -43,7 +43,7 @@ def doctor(*before: str) -> tuple[int, dict[str, str], str]:
 def test_a_host_that_has_everything() -> None:
     code, words, everything = doctor(*where(WITH_TRACEFS))
     assert code == 0, everything
-    assert {words[what] for what in ("privileges", "BTF", "tracefs", "bcc")} == {"yes"}
+    assert {words[what] for what in ("privileges", "BTF", "rings", "tracefs", "bcc")} == {"yes"}
 
 
 def test_without_btf_nothing_runs() -> None:

@@ -307,8 +307,9 @@ def _plain(function: str) -> str:
         plain = shorter
     if not has_type:
         return plain
-    is_of_trait_or_cut_off = " as " in plain or ">" not in plain
-    return name if is_of_trait_or_cut_off else plain.replace(">", "", 1)
+    method, ends = re.subn(r"(?<!-)>", "", plain, count=1)
+    is_of_trait_or_cut_off = " as " in plain or not ends
+    return name if is_of_trait_or_cut_off else method
 
 
 def _matches(pattern: re.Pattern[str], name: str) -> bool:

@@ -562,7 +562,7 @@ class Series:
         seen = entries["seen"][refused]
         if not self._is_open():
             oldest = np.sort(seen)[-MOST_REFUSED] if len(seen) > MOST_REFUSED else -np.inf
-            never_shared = entries["other"][refused] < 0  # the entry was retired just now
+            never_shared = entries["other"][refused] < 0  # just retired, without maxima
             refused = refused[(seen < now - REMEMBERED_SECONDS) | (seen < oldest) | never_shared]
         is_wanted = np.ones(len(entries["state"]), np.bool_)
         is_wanted[refused] = False

@@ -17,7 +17,8 @@ def test_no_path_has_a_blank(target: str, variable: str, end: str, tmp_path: Pat
     """The shell divides such a path in two, and `rm -rf` would remove the first part."""
     path = f"{tmp_path / 'a'}{end}"
     words = {"DESTDIR": str(tmp_path / "root"), variable: path}
-    command = ["make", "-n", target, *(f"{name}={value}" for name, value in words.items())]
+    given = [f"{name}={value}" for name, value in words.items()]
+    command = ["make", "--no-print-directory", "-n", target, *given]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     if not end:
         assert done.returncode == 0, done.stderr
