@@ -473,7 +473,7 @@ class WaitSamples(SampleCounts):
         process, is_wanted = self._identify(seen["who"])
         # The record may have the content of an older one (see RingReader), whose weight may be impossible, or
         # which may be of an older wait. Then the thread still is in the wait that has begun.
-        if not is_wanted or weight_ns > MOST_WEIGHT_NS:
+        if not is_wanted or not 0 < weight_ns <= MOST_WEIGHT_NS:
             return
         if begun is None or begun.began_ns != int(seen["began"]) or len(self._waiting) >= MOST_WAITING:
             self._refuse(weight_ns)

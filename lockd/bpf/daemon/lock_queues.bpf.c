@@ -180,6 +180,9 @@ static __always_inline u64 leave_queue(u32 tid, struct thread *t, u64 *key, u8 e
 }
 
 #ifndef TRACE
+/* Upper limit of a sample's weight in ns: 36 years of all threads together. */
+#define MOST_SAMPLE (1ULL << 60)
+
 /* Decide whether to sample the end of a wait at `now`, to which `waited` ns are attributed. Return the weight
  * of the sample, or 0 if there is to be none. */
 static __always_inline u64 weight_of_sample(u64 waited, u64 now)
@@ -189,7 +192,7 @@ static __always_inline u64 weight_of_sample(u64 waited, u64 now)
     if (!per_sample)
         return 0;
     if (waited >= per_sample << 10)
-        return waited;
+        return waited < MOST_SAMPLE ? waited : MOST_SAMPLE;
     return chosen_by(now) * per_sample < waited << 22 ? per_sample << 10 : 0;
 }
 

@@ -48,7 +48,7 @@ MOST_NS = 1_000_000_000_000
 """The largest SamplePace.wait_ns: with it, 100,000 threads that wait all the time make 100 samples in a
 second."""
 MOST_WEIGHT_NS = 1 << 60
-"""The bound for the weight of a sample: more nanoseconds than threads can have waited since a release."""
+"""The largest weight that the programs give to a sample."""
 ANSWER_SECONDS = 5.0
 """Seconds after which a release whose code has not been found out has the holder UNKNOWN_HOLDER."""
 MOST_WAITING = 512
@@ -301,7 +301,7 @@ class Releases(SampleCounts):
         in_kernel, end = bool(seen["in_kernel"]), int(seen["end"])
         kinds = self._kernel_kinds if in_kernel else self._user_kinds
         is_whole = end == self._release_end or end in self._holders
-        if not is_whole or kind not in kinds or weight_ns > MOST_WEIGHT_NS:
+        if not is_whole or kind not in kinds or not 0 < weight_ns <= MOST_WEIGHT_NS:
             return  # the record was read before it was complete, see RingReader
         process, is_wanted = self._identify(tgid, time.monotonic_ns())
         if not is_wanted:
