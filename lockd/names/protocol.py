@@ -29,6 +29,9 @@ lock."""
 NO_RELEASE = "(no release)"
 """The text in place of a holder if no release was seen: for instance, a timeout or a signal ended the wait.
 """
+NOT_READ = -1
+"""What stands for the thread that holds a lock if the lock was not read: its process has used up its share of
+the namer's time, or the namer was lost. The next answer may have the thread."""
 NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """Exceptions raised by reading JSON of an unexpected shape."""
 STACKS = 8192
@@ -148,7 +151,8 @@ class OwnersAnswer:
     token: int
     """The token of the question."""
     tids: tuple[int, ...]
-    """The thread that holds each lock, in the order of the question; 0 where it is unknown."""
+    """The thread that holds each lock, in the order of the question; 0 where it is unknown, NOT_READ
+    where the lock was not read."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +278,7 @@ class Owners:
         return _message({"q": "owners", "token": self.token, "locks": locks})
 
     def fallback(self) -> Answer:
-        return OwnersAnswer(self.token, (0,) * len(self.locks))
+        return OwnersAnswer(self.token, (NOT_READ,) * len(self.locks))
 
     @property
     def description(self) -> str:

@@ -29,6 +29,7 @@ from lockd.names.locks.owners import UserOwners
 from lockd.names.locks.user_locks import UserNames, UserStack
 from lockd.names.protocol import (
     MOST_FUNCTIONS,
+    NOT_READ,
     Answer,
     GoWaits,
     GoWaitsAnswer,
@@ -186,7 +187,7 @@ class Names:
 
     def _owner(self, lock: OwnedLock) -> int:
         with self._shares.turn(lock.tgid) as is_allowed:
-            return self._owners.owner(**vars(lock)) if is_allowed else 0
+            return self._owners.owner(**vars(lock)) if is_allowed else NOT_READ
 
     def _go_waited_ns(self, tgid: int) -> int:
         with self._shares.turn(tgid) as is_allowed:

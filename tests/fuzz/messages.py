@@ -55,6 +55,7 @@ from lockd.names import client
 from lockd.names.client import Resolver
 from lockd.names.protocol import (
     MOST_FUNCTIONS,
+    NOT_READ,
     Answer,
     Asked,
     CPythonPlaces,
@@ -102,7 +103,7 @@ ANSWERS: tuple[Answer, ...] = (
     ),
     LockAnswer(6, False, "pipe->mutex", "pipe_write"),
     LockAnswer(7, True, "app.py:put", "app.py:put", (), "lock", "thread_lock", cpython=tuple(range(7))),
-    OwnersAnswer(3, (8, 0)),
+    OwnersAnswer(3, (8, NOT_READ)),
     GoWaitsAnswer((7, 9), (-1, 10**12)),
     HolderAnswer(4, "shop:put", ("shop:put", "main")),
     StackAnswer(6, ("read", "main"), (0x7F00, 2**64 - 1), ("schedule", "vfs_read"), ()),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lockd.messages import digest
 from lockd.names.labels.processes import Name
-from lockd.names.protocol import OwnedLock, Owners, OwnersAnswer
+from lockd.names.protocol import NOT_READ, OwnedLock, Owners, OwnersAnswer
 from lockd.process.clock import NS, suspended_ns
 from lockd.sample.locks.waits import Lock, LockDescription, Wait, Waits, find_rings
 from lockd.sample.series.block import Block
@@ -163,7 +163,7 @@ class Deadlocks:
         self._asked_at: dict[Lock, int] = {}
         """When each lock that is waited for was last asked about (monotonic clock in ns)."""
         self._answered: _Question | None = None
-        """The last question that was answered."""
+        """The last question of which each lock was read."""
         self._refused: dict[int, tuple[int, int]] = {}
         """Address of the lock and time (monotonic clock in ns) of the last refusal, by thread id."""
         self._suspected: list[tuple[tuple[Wait, ...], set[Lock]]] = []
@@ -246,12 +246,18 @@ class Deadlocks:
             self._ask_holders(waits, clock)
 
     def take_holders(self, answer: OwnersAnswer) -> None:
-        """Take the answer to the last question. An answer to another question is ignored."""
+        """Take the answer to the last question. An answer to another question is ignored.
+
+        If locks were not read, the question still has to be asked: they may be those of a ring.
+        """
         question = self._question
         if question is None or question.token != answer.token:
             return
-        self._question, self._answered = None, question
-        read = dict(zip(question.locks, answer.tids, strict=True)) | question.kernel_holders
+        self._question = None
+        if NOT_READ not in answer.tids:
+            self._answered = question
+        tids = (max(tid, 0) for tid in answer.tids)
+        read = dict(zip(question.locks, tids, strict=True)) | question.kernel_holders
         older = {lock: self._held[lock] for lock in question.left_out if lock in self._held}
         waiting = question.waits.find_all({*read.values(), *(held.holder for held in older.values())})
         self._held = older | {lock: _Held(tid, waiting.get(tid)) for lock, tid in read.items()}

@@ -44,6 +44,7 @@ from lockd.names.protocol import (
     CPYTHON_BITS,
     HOTSPOT_BITS,
     MOST_FUNCTIONS,
+    NOT_READ,
     Answer,
     CPythonPlaces,
     GoWaits,
@@ -502,7 +503,7 @@ def hang(resolver: Resolver, token: int, silent: Silent, monkeypatch: pytest.Mon
     namer = stick(resolver, token, silent, page=token)
     with monkeypatch.context() as patched:
         patched.setattr(resolver_module, "ANSWER_SECONDS", 0.0)
-        assert answers(resolver) == [OwnersAnswer(token, (0,))]
+        assert answers(resolver) == [OwnersAnswer(token, (NOT_READ,))]
     deadline = time.monotonic() + 30
     while not is_stuck(namer):  # it may be between the wait that the signal ended and the next
         assert time.monotonic() < deadline
@@ -519,12 +520,12 @@ def test_who_has_a_namer_hang_has_no_other_one_hang(
     resolver._owing.clear()  # as if enough time had passed
     silents = OwnedLock(silent.tgid, silent.address + 2 * mmap.PAGESIZE, "lock", "mutex")
     assert resolver.ask(Owners(2, (silents,)))
-    assert answers(resolver) == [OwnersAnswer(2, (0,))]
+    assert answers(resolver) == [OwnersAnswer(2, (NOT_READ,))]
     assert (resolver.refused, resolver.restarts) == (1, 1)
     namer = resolver.pid
     resolver.reload(0.5)  # new settings end the refusal for nobody
     assert resolver.ask(Owners(3, (silents,)))
-    assert answers(resolver) == [OwnersAnswer(3, (0,))]
+    assert answers(resolver) == [OwnersAnswer(3, (NOT_READ,))]
     assert (resolver.refused, resolver.restarts) == (2, 1)
     silent.end()
     deadline = time.monotonic() + 30
@@ -574,10 +575,10 @@ def test_whose_turn_it_was_when_a_namer_was_lost_is_known_to_the_next(
     stick(resolver, 1, silent)
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * ANSWER_SECONDS)
-    assert answers(resolver) == [OwnersAnswer(1, (0,))]
+    assert answers(resolver) == [OwnersAnswer(1, (NOT_READ,))]
     assert resolver.refused == 0
     resolver.ask(Owners(2, (silents, mine)))
-    assert answers(resolver) == [OwnersAnswer(2, (0, os.getpid()))]
+    assert answers(resolver) == [OwnersAnswer(2, (NOT_READ, os.getpid()))]
     assert resolver.refused == 1
     assert resolver.restarts == 1
 
@@ -685,7 +686,7 @@ def test_questions_arrive_as_they_were_sent(question: Question) -> None:
     [
         LockAnswer(1, True, "a:b", "c:d", ("x", "y"), "lock", "mutex"),
         LockAnswer(1, False, "pipe->mutex", "pipe_write", span=(0, 2**64 - 1)),
-        OwnersAnswer(1, (0, 77)),
+        OwnersAnswer(1, (0, NOT_READ, 77)),
         HolderAnswer(3, "c:d", ("x", "y")),
         StackAnswer(3, ("x", "y"), (0, 2**64 - 1), ("schedule",), (0, 2**64 - 1)),
         StackAnswer(3, (), (), (), ()),

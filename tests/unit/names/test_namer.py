@@ -20,6 +20,7 @@ from lockd.names.objects.jit import PATIENCE_SECONDS, JitNames
 from lockd.names.objects.object_cache import ObjectCache
 from lockd.names.protocol import (
     MOST_FUNCTIONS,
+    NOT_READ,
     GoWaits,
     GoWaitsAnswer,
     LockAnswer,
@@ -194,7 +195,7 @@ def test_of_whom_has_taken_his_share_no_lock_is_looked_at(tmp_path: Path) -> Non
     host.owes(FIRST)
     assert host.lock_of(FIRST) == "anon"
     owners = host.names.answer(Owners(1, (OwnedLock(FIRST, LOCK, "lock", "mutex"),)))
-    assert owners == OwnersAnswer(1, (0,))
+    assert owners == OwnersAnswer(1, (NOT_READ,))
     assert host.names.answer(GoWaits((FIRST,))) == GoWaitsAnswer((FIRST,), (-1,))
     host.blocks_and_ends(SECOND)
     assert host.lock_of(SECOND) == "waiter+0x1100"

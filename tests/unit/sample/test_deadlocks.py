@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lockd.export.detail import parse_query, render_table
 from lockd.messages import pack, unpack
-from lockd.names.protocol import Owners, OwnersAnswer
+from lockd.names.protocol import NOT_READ, Owners, OwnersAnswer
 from lockd.process.clock import NS
 from lockd.sample.locks import deadlocks as deadlocks_module
 from lockd.sample.locks.deadlocks import (
@@ -574,6 +574,34 @@ def test_threads_that_go_on_waiting_need_no_namer() -> None:
     assert bench.deadlocks.holders == {(TGID, 10): 9}
     bench.deadlocks.check_waits(waits_of(*waits, wait(3, 10, START + 2 * LASTING_NS)), START + 4 * LASTING_NS)
     assert len(bench.asked) == 1, "another thread waits"
+
+
+def test_a_ring_is_found_although_the_first_answers_are_lost_or_have_locks_that_were_not_read() -> None:
+    """The process had used up its share of the namer's time. Since then, no other thread began to wait."""
+    owners, waits = ring(2)
+    bench = Bench(owners, is_resting=True)
+    for second, read in enumerate(((NOT_READ, NOT_READ), (2, NOT_READ))):
+        bench.deadlocks.check_waits(waits_of(*waits), START + (1 + second) * LASTING_NS)
+        question = bench.asked.pop()
+        answer = question.fallback() if second == 0 else OwnersAnswer(question.token, read)
+        bench.deadlocks.take_holders(answer)
+        assert set(bench.deadlocks.holders.values()) == {max(tid, 0) for tid in read}
+    bench.look(START + 4 * LASTING_NS, *waits)
+    assert bench.tids == [[1, 2]]
+    bench.look(START + 5 * LASTING_NS, *waits)
+    assert bench.deadlocks.holders == owners, "this was answered"
+
+
+def test_an_answer_counts_even_if_the_next_one_is_lost() -> None:
+    bench = Bench(owners={(TGID, 10): 9})
+    bench.look(START + LASTING_NS, wait(1, 10))
+    bench.deadlocks.check_waits(waits_of(wait(1, 10)), START + 2 * LASTING_NS)
+    answer = bench.asked.pop().fallback()
+    assert isinstance(answer, OwnersAnswer)
+    bench.deadlocks.take_holders(answer)
+    bench.is_resting = True
+    bench.deadlocks.check_waits(waits_of(wait(1, 10)), START + 3 * LASTING_NS)
+    assert not bench.asked, "no thread has begun to wait since the first answer"
 
 
 @pytest.mark.parametrize("most_asked", [1, MOST_ASKED])
