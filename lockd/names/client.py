@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
+from math import inf
 from pathlib import Path
 
 from lockd.kernel.rings import Ring
@@ -37,7 +38,7 @@ from lockd.names.protocol import (
     decode_answer,
     is_answer_to,
 )
-from lockd.names.shares import SAVED_SECONDS, Bench, Turn
+from lockd.names.shares import ANSWER_SECONDS, SAVED_SECONDS, Bench, Turn
 from lockd.process import isolation, memory
 from lockd.process.clock import cpu_seconds
 
@@ -49,9 +50,10 @@ for Owners; the caller asks again later."""
 OUTSTANDING = 64
 """The most questions that are sent and not answered. If the namer dies, the oldest of them counts as the
 cause."""
-ANSWER_SECONDS = 30.0
-"""Seconds without an answer after which a namer counts as hung. An emulated machine needs 10 s for the first
-answer."""
+STALLED_SECONDS = 15.0
+"""Seconds from one call of Resolver.answers() to the next after which lockd counts as frozen meanwhile, as by
+`systemctl freeze`. The namer is frozen with the sampler. The longest regular time between two calls is 10 s,
+the longest `period`."""
 RESTART_SECONDS, LONGEST_RESTART_SECONDS = 1.0, 8.0
 """Seconds from the loss of a namer to the start of the next: the first pause and the longest one.
 
@@ -126,6 +128,8 @@ class Resolver:
         self._known_kernel_locks = KnownKernelLocks()
         self._namer: Namer | None = None
         self._answered_at = self._start_at = 0.0
+        self._exchanged_at = inf
+        """When answers() was last called (time.monotonic())."""
         self._pause = RESTART_SECONDS
         """Seconds from the loss of the present namer to the start of the next."""
         self.is_paused = False
@@ -262,6 +266,9 @@ class Resolver:
 
     def _exchange(self) -> None:
         now = time.monotonic()
+        if now - self._exchanged_at > STALLED_SECONDS:
+            self._answered_at = now  # the namer did not run either, and no process is the cause
+        self._exchanged_at = now
         self._note_ended()
         if self._is_resting:
             self._discard_blocked()

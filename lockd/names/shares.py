@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 SAVED_SECONDS = 10.0
 """Seconds of the namer's time that a process or a user may take beyond its share, as for the symbols of a
 large program."""
+ANSWER_SECONDS = 30.0
+"""Seconds without an answer after which a namer counts as hung, and is ended. An emulated machine needs 10 s
+for the first answer."""
 FORGOTTEN_AT = 10_000
 """If there are more accounts of processes and users than this, accounts without a debt are forgotten."""
 ROOT, NOBODY = 0, -1
@@ -92,6 +95,9 @@ class Shares:
     def turn(self, tgid: int) -> Iterator[bool]:
         """Charge a process for the time of a `with` block. Yields whether the process may have its turn now.
 
+        A turn lasts no longer than ANSWER_SECONDS unless the namer is frozen, as by `systemctl freeze`. The
+        rest of a longer turn is not charged.
+
         A turn that ends by MemoryError stays in the Bench: the namer is about to end because of it.
         """
         turn = tgid, self._user(tgid)
@@ -111,7 +117,8 @@ class Shares:
             is_lost = True
             raise
         finally:
-            self._charge(turn, self._clock() - began - (self._delay.seconds() - delayed))
+            seconds = self._clock() - began - (self._delay.seconds() - delayed)
+            self._charge(turn, min(seconds, ANSWER_SECONDS))
             if self._bench and not is_lost:
                 self._bench.turn = NOBODY, NOBODY
 

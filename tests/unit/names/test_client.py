@@ -26,13 +26,13 @@ from lockd.kernel.rings import Ring
 from lockd.names import client as resolver_module
 from lockd.names import known_kernel_locks, server
 from lockd.names.client import (
-    ANSWER_SECONDS,
     LONGEST_RESTART_SECONDS,
     MESSAGE_BYTES,
     MOST_ENDING,
     OUTSTANDING,
     QUEUED,
     RESTART_SECONDS,
+    STALLED_SECONDS,
     Resolver,
 )
 from lockd.names.kernel.locks import MODULES_SECONDS
@@ -68,7 +68,7 @@ from lockd.names.protocol import (
     encode_answer,
 )
 from lockd.names.runtimes.cpython import PythonFrame
-from lockd.names.shares import NOBODY
+from lockd.names.shares import ANSWER_SECONDS, NOBODY
 from lockd.names.unwind.capture import SLEEPER_BYTES, Capture
 from lockd.process import isolation
 from lockd.process.clock import cpu_seconds
@@ -279,6 +279,29 @@ def test_a_namer_that_dies_is_replaced_and_only_its_question_is_lost(
     assert resolver.pid not in (0, first)
     assert resolver.restarts == 1
     assert "ended by SIGKILL, while looking at the kernel's lock 0xffffffffc0001000" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pauses", "is_lost"),
+    [([2 * ANSWER_SECONDS], False), (3 * [0.9 * STALLED_SECONDS], True)],
+    ids=["frozen", "hung"],
+)
+def test_a_namer_that_was_frozen_with_the_sampler_lives_on(
+    pauses: list[float], is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    resolver = Resolver(Path("/proc"))
+    resolver._namer = talker = Talker()  # type: ignore[assignment]  # no process
+    talker.bench.turn = (123, 1000)
+    question = UserLockSeen(1, 123, 123, 0x1000, "lock")
+    assert resolver.ask(question) and resolver.answers() == []
+    found: list[Answer] = []
+    for pause in pauses:
+        now += pause
+        found += resolver.answers()
+    assert found == ([question.fallback()] if is_lost else [])
+    assert resolver.restarts == len(resolver._owing) == is_lost
 
 
 @pytest.mark.parametrize(
@@ -573,9 +596,13 @@ def test_whose_turn_it_was_when_a_namer_was_lost_is_known_to_the_next(
         OwnedLock(silent.tgid, silent.address, "lock", "mutex"),
     )
     stick(resolver, 1, silent)
-    real = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * ANSWER_SECONDS)
-    assert answers(resolver) == [OwnersAnswer(1, (NOT_READ,))]
+    real, skipped = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + skipped)
+    found: list[Answer] = []
+    while not found:
+        skipped += STALLED_SECONDS / 2  # more at once would count as if lockd had been frozen
+        found = resolver.answers()
+    assert found == [OwnersAnswer(1, (NOT_READ,))]
     assert resolver.refused == 0
     resolver.ask(Owners(2, (silents, mine)))
     assert answers(resolver) == [OwnersAnswer(2, (NOT_READ, os.getpid()))]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.shares import NOBODY, SAVED_SECONDS, Shares
+from lockd.names.shares import ANSWER_SECONDS, NOBODY, SAVED_SECONDS, Shares
 from lockd.process.clock import TICKS
 
 SHARE = 0.1
@@ -113,6 +113,15 @@ def stolen_seconds(cpu: int) -> float:
     """Return for how many seconds the hypervisor took this CPU, which count as time that the process ran."""
     lines = map(str.split, Path("/proc/stat").read_text().splitlines())
     return next(int(line[8]) for line in lines if line[0] == f"cpu{cpu}") / TICKS
+
+
+def test_a_frozen_namer_charges_no_more_than_a_hung_one(host: Host) -> None:
+    one = host.start(1, 0)
+    assert host.work(one, 600)
+    host.now += (ANSWER_SECONDS - SAVED_SECONDS) / SHARE - 1
+    assert not host.work(one, 1)
+    host.now += 2
+    assert host.work(one, 1)
 
 
 def test_waiting_for_a_cpu_is_nobodys_fault() -> None:
