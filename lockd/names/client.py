@@ -193,13 +193,15 @@ class Resolver:
         """
         now = time.monotonic()
         # A question about holders is queued even if the queue is full, so that deadlocks are found however
-        # many locks have no name. The sampler asks only one such question at a time.
+        # many locks have no name. It replaces the one before: the sampler takes the last answer only.
         is_full = len(self._queue) >= QUEUED and not isinstance(question, Owners)
         if is_full or (not is_needed and self.is_quiet):
             return False
         if is_needed:
             self._needed_at, self._is_resting = now, False
         if isinstance(question, Owners):
+            while self._queue and isinstance(self._queue[0], Owners):
+                self._queue.popleft()  # while no namer can run, the sampler asks again every two minutes
             self._queue.appendleft(question)  # a deadlock is to be known before the names of its locks
         else:
             self._queue.append(question)

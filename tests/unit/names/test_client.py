@@ -178,6 +178,16 @@ def test_owners_of_locks_are_asked_for_however_many_names_wait(tmp_path: Path, m
         time.sleep(0.01)
 
 
+def test_while_no_namer_runs_only_the_last_question_about_owners_waits() -> None:
+    resolver = Resolver(Path("/proc"))
+    for token in (1, 2):
+        assert resolver.ask(KernelLock(token, LOCK, "mutex"))
+        assert resolver.ask(Owners(token, ()))
+    first, *others = resolver._queue
+    assert first == Owners(2, ())
+    assert others == [KernelLock(token, LOCK, "mutex") for token in (1, 2)]
+
+
 def test_processes_that_come_and_go_meanwhile_take_no_room(tmp_path: Path, make: MakeResolver) -> None:
     """A namer that falls behind must not be asked about such processes for ever, and about no lock again."""
     (tmp_path / "kallsyms").write_text(KALLSYMS)
