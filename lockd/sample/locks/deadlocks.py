@@ -259,7 +259,8 @@ class Deadlocks:
         tids = (max(tid, 0) for tid in answer.tids)
         read = dict(zip(question.locks, tids, strict=True)) | question.kernel_holders
         older = {lock: self._held[lock] for lock in question.left_out if lock in self._held}
-        waiting = question.waits.find_all({*read.values(), *(held.holder for held in older.values())})
+        holders = {*read.values(), *(held.holder for held in older.values())}
+        waiting = question.waits.find_all(holders - {0})
         self._held = older | {lock: _Held(tid, waiting.get(tid)) for lock, tid in read.items()}
         self._suspected = find_rings(
             {

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lockd.columns import structs
 from lockd.columns.structs import Columns
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.pairs import Entries
@@ -265,12 +266,16 @@ class LockWaitReader:
         self._types = np.array(list(types), object)
 
     def read_waits(self, threads: Entries, in_kernel: Entries | None) -> Waits:
-        """Return the waits for kernel locks, and those in futex calls for a lock or for a thread to end."""
+        """Return the waits for kernel locks, and those in futex calls for a lock or for a thread to end.
+
+        Spinlocks and rwlocks are left out: their entries are of CPUs that spin, and have no thread.
+        """
         parts = []
         if self._user_locks:
             parts.append(self._in_user_space(self._user_locks, *threads))
-        if in_kernel and len(in_kernel[0]):
-            keys, waits = in_kernel
+        if in_kernel:
+            sleeping = np.flatnonzero(in_kernel[0]["cpu"] == 0)
+            keys, waits = (structs.take(rows, sleeping) for rows in in_kernel)
             families = np.full(len(keys), "", object)
             is_kernel = np.ones(len(keys), np.bool_)
             kinds = self._types[waits["type"]]
