@@ -71,7 +71,7 @@ FEW_ROWS = 256
 SAVE_SECONDS = 5.0
 """Most seconds from a fold until its counts are saved. Rows that are not folded yet need no saving: they have
 been in the file since they were drained (Backlog)."""
-FORMAT = 3
+FORMAT = 4
 """Version of the saved counts; to be raised when their form changes."""
 FIRST_FOLD_SECONDS = 0.5
 """Seconds from the start to the first fold. Folds and surveys, each once a second, then come in different

@@ -78,7 +78,8 @@ class Deadlock:
     is_logged: bool = False
     """Whether it was logged, or left out because there were too many."""
     suspended_ns: int = field(default_factory=suspended_ns)
-    """Nanoseconds for which the host had been suspended since its boot when the deadlock was found."""
+    """Nanoseconds for which the host had been suspended since its boot when the deadlock was first found, be
+    it by an earlier sampler."""
 
     @property
     def formed(self) -> int:
@@ -182,9 +183,9 @@ class Deadlocks:
         """When the current LOG_PERIOD_NS ends (monotonic clock in ns)."""
         self._next_report = NEVER
         """When a known deadlock is to be reported or logged (monotonic clock in ns)."""
-        self._reported_before: dict[frozenset[tuple[int, int]], None] = {}
-        """Deadlocks that earlier samplers reported, as keys of `_known`. Those that the last of them still
-        knew come first."""
+        self._reported_before: dict[frozenset[tuple[int, int]], int] = {}
+        """`suspended_ns` of each deadlock that earlier samplers reported, by key of `_known`. Those that the
+        last of them still knew come first."""
         self._held: dict[Lock, _Held] = {}
         """What was last read of each lock that is waited for."""
 
@@ -301,8 +302,10 @@ class Deadlocks:
             key = frozenset((wait.tid, wait.since) for wait in ring)
             if key not in self._known:
                 process, _ = self._process(ring[0].tgid)
-                was_reported = key in self._reported_before
-                self._known[key] = Deadlock(ring, process, is_reported=was_reported, is_logged=was_reported)
+                self._known[key] = known = Deadlock(ring, process)
+                if key in self._reported_before:
+                    known.is_reported = known.is_logged = True
+                    known.suspended_ns = self._reported_before[key]
             self._known[key].locks = locks
         self._suspected = []
 
@@ -394,18 +397,19 @@ class Deadlocks:
 
         Deadlocks that only earlier samplers reported are among them: they may not have been found again yet.
         """
-        reported = [key for key, deadlock in self._known.items() if deadlock.is_reported]
-        before = [key for key in self._reported_before if key not in self._known]
+        reported = [(key, one.suspended_ns) for key, one in self._known.items() if one.is_reported]
+        before = [(key, asleep) for key, asleep in self._reported_before.items() if key not in self._known]
         reported += before[: max(MOST_SAVED - len(reported), 0)]
-        rings = [list(key) for key in reported]
+        rings = [(list(key), asleep) for key, asleep in reported]
         return {"found": list(self._counts.items()), "skipped": self._skipped, "reported": rings}
 
     def restore(self, head: dict[str, Any]) -> None:
         """Go on with what save() of another sampler returned. Deadlocks are not reported a second time."""
         self._counts = Counter({(unit, comm): count for (unit, comm), count in head["found"]})
         self._skipped = head["skipped"]
-        rings = (frozenset((tid, since) for tid, since in ring) for ring in head["reported"])
-        self._reported_before = dict.fromkeys(rings)
+        self._reported_before = {
+            frozenset((tid, since) for tid, since in ring): asleep for ring, asleep in head["reported"]
+        }
 
     def export(self, block: Block) -> None:
         """Write the metrics to a block."""

@@ -217,6 +217,19 @@ def test_a_suspend_of_the_host_does_not_change_when_a_deadlock_began(monkeypatch
     assert row["lasted_us"] == 2_000_000
 
 
+def test_nor_does_a_start_of_lockd_after_a_suspend(monkeypatch: pytest.MonkeyPatch) -> None:
+    owners, waits = ring(2)
+    bench = Bench(owners)
+    clock = waits[-1].since + 2 * LASTING_NS
+    bench.look(clock, *waits)
+    running = time.clock_gettime_ns
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda which: running(which) + 3600 * NS)
+    bench = started_again(started_again(bench))
+    bench.look(clock, *waits)
+    (row,) = bench.rows(clock)
+    assert row["since"] == pytest.approx(1700.0 - 2 - 3600, abs=0.5)
+
+
 def test_rows_and_metrics() -> None:
     owners, waits = ring(2)
     bench = Bench(owners, {10: "app:a", 20: "app:b"})
@@ -423,7 +436,7 @@ def test_a_deadlock_is_told_once_over_two_starts_in_quick_succession(
 def test_deadlocks_that_earlier_samplers_reported_are_forgotten_some_day() -> None:
     bench = Bench()
     for start in range(3):
-        rings = [[(tid, START + start)] for tid in range(MOST_SAVED)]
+        rings = [([(tid, START + start)], 0) for tid in range(MOST_SAVED)]
         saved = bench.deadlocks.save()
         bench.deadlocks.restore({**saved, "reported": rings + saved["reported"]})
         assert bench.deadlocks.save()["reported"] == rings
