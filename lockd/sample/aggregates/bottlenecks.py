@@ -35,8 +35,9 @@ LEAST_SHARE = 0.01
 """The smallest part of the time of a chain's first lock that is passed on. A smaller part stays with the lock
 that it has reached, with the cause LOCK."""
 MOST_STEPS = 20_000
-"""Most steps for one answer of /api/v1/bottlenecks. In each step time is passed on to another lock. After the
-last step, chains end at the locks that they have reached."""
+"""Most steps for one answer of /api/v1/bottlenecks. In each step time is passed on to another lock. The steps
+are shared out among the followed locks. After the last step of a lock, its chains end at the locks that they
+have reached."""
 SHOWN = 500
 """Most rows of the table behind /api/v1/bottlenecks: those with the most time. Up to half of the places are
 shared out among the processes first, at most ranking.FLOOR places to each."""
@@ -88,6 +89,8 @@ class LockGraph:
         """The rows of the locks whose chains are followed, those with the longest waits first."""
         self.steps = 0
         """How often time was passed on to another lock so far."""
+        self.last_step = MOST_STEPS
+        """The number of steps at which chains end at the locks that they have reached."""
         self._row_of: dict[NextLock, int] = {}
         for row in rows:
             tgid = 0 if locks["program"][row] == IN_KERNEL else int(locks["tgid"][row])
@@ -105,7 +108,7 @@ class LockGraph:
             chain = (*before, Link(row, part.site))
             of_part = share * part.waited_ns / waited_ns
             following = self._row_of.get(part.next_lock) if part.next_lock else None
-            is_too_far = len(chain) == MOST_LOCKS or of_part < LEAST_SHARE or self.steps == MOST_STEPS
+            is_too_far = len(chain) == MOST_LOCKS or of_part < LEAST_SHARE or self.steps == self.last_step
             if following is None or following in passed or is_too_far:
                 yield chain, part.cause, of_part
             else:
@@ -132,7 +135,9 @@ def find_bottlenecks(locks: Table) -> list[Bottleneck]:
     """Return the ends of all chains, those with the most time first. `locks` is the table of locks."""
     graph = LockGraph(locks)
     found: dict[tuple[Name, Link, str], Bottleneck] = {}
-    for row in graph.rows:
+    # The locks with the longest waits come last, as they have most use for the steps that others leave over.
+    for left, row in zip(range(len(graph.rows), 0, -1), reversed(graph.rows), strict=True):
+        graph.last_step = graph.steps + (MOST_STEPS - graph.steps) // left
         for chain, cause, share in graph.ends(row):
             end = locks["process"][row], chain[-1], cause
             chains = found.setdefault(end, Bottleneck(*end)).chains

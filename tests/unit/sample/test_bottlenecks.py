@@ -95,6 +95,18 @@ def test_locks_that_all_wait_for_each_other_are_followed_for_a_while(monkeypatch
         assert min(most, count * MOST_NEXT * MOST_NEXT) <= graph.steps <= most
 
 
+@pytest.mark.parametrize("waited_ns", [1, 10_000])
+def test_locks_that_need_all_steps_leave_some_to_other_processes(
+    waited_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = MOST_NEXT + 1
+    tangled = [{f"f{i}": {j: 100 for j in range(count) if j != i}} for i in range(count)]
+    locks = locks_of(*tangled, {"few": {count + 1: waited_ns}}, {"end": {"disk": 5}})
+    monkeypatch.setattr(bottlenecks, "MOST_STEPS", 3 * count)
+    assert ends_of(locks)["end", "disk"] == waited_ns + 5
+    assert sum(ends_of(locks).values()) == pytest.approx(100 * count * MOST_NEXT + waited_ns + 5)
+
+
 def test_a_unit_with_few_waits_is_shown_beside_one_with_many_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its chain leads to a lock that is not among those with the longest waits."""
     locks = locks_of(*({"all": {"running": 100}} for _ in range(20)), {"few": {21: 10}}, {"end": {"disk": 5}})
