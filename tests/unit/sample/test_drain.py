@@ -80,7 +80,7 @@ class Kernel:
         for what in marks:
             yield
             number = int(self.control["window"][0])
-            number -= (number ^ window) & 1
+            number = (number - ((number ^ window) & 1)) & 0xFFFFFFFF  # the programs have 32 bits
             at = 2 * MEMBERS.index(what) + window
             last = self.written[at]
             yield
