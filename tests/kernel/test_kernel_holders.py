@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.checks import in_one_of_some_tries, until_names_come
 from tests.support.lock_module import LockModule, Script, Turns
-from tests.support.lock_scripts import HOLD_US, LINGER_MS, ROUNDS, scripts
+from tests.support.lock_scripts import HOLD_US, NAMED_LATER_MS, ROUNDS, scripts
 from tests.support.lockd_process import Lockd, Metrics
 from tests.support.mechanisms import Daemons, asked_for
 from tests.support.pprof_decoder import Decoded
@@ -97,7 +97,7 @@ def test_the_code_that_made_threads_wait_is_found(lock: str, module: LockModule,
         comm = new_comm()
         roles = {"holder": f"hold_in_turns {SECONDS * 1000} {lock}", "asker*3": f"ask {lock}"}
         before = {way: metrics.sum(REFUSED) for way, metrics in daemons.metrics().items()}
-        truth = module.run(Script(roles, linger_ms=LINGER_MS), comm).turns
+        truth = module.run(Script(roles, linger_ms=NAMED_LATER_MS), comm).turns
         off = []
         for way, metrics in daemons.metrics().items():
             refused = metrics.sum(REFUSED) - before[way]  # of the locks of any process
@@ -150,7 +150,7 @@ GAVE_UP = [name for name in scripts() if name.startswith("gave up ")]
 @pytest.mark.parametrize("name", GAVE_UP)
 def test_signals_and_timeouts_blame_nobody(name: str, module: LockModule, daemons: Daemons) -> None:
     comm = new_comm()
-    module.run(Script(scripts()[name].roles, ROUNDS, LINGER_MS), comm)
+    module.run(Script(scripts()[name].roles, ROUNDS, NAMED_LATER_MS), comm)
     for way, metrics in daemons.metrics().items():
         found = held(metrics, comm)
         assert list(found) == [NO_RELEASE], way
@@ -168,7 +168,7 @@ def test_a_thread_that_gives_up_and_lets_another_in_is_no_holder(
         "writer": "held 1 rwsem, down_write_killable rwsem",
         "second": "asleep 1 rwsem, down_read rwsem, up_read rwsem",
     }
-    module.run(Script(roles, ROUNDS, LINGER_MS), comm)
+    module.run(Script(roles, ROUNDS, NAMED_LATER_MS), comm)
     for way, metrics in daemons.metrics().items():
         found = held(metrics, comm)
         assert list(found) == [NO_RELEASE], way
@@ -177,7 +177,7 @@ def test_a_thread_that_gives_up_and_lets_another_in_is_no_holder(
 
 def test_a_writer_that_becomes_a_reader_lets_readers_in(module: LockModule, daemons: Daemons) -> None:
     comm = new_comm()
-    module.run(Script(scripts()["downgraded before a reader"].roles, ROUNDS, LINGER_MS), comm)
+    module.run(Script(scripts()["downgraded before a reader"].roles, ROUNDS, NAMED_LATER_MS), comm)
     for way, metrics in daemons.metrics().items():
         found = held(metrics, comm)
         assert set(found) <= {"downgrade", "do_step"}, way  # the compiler may have inlined downgrade()
