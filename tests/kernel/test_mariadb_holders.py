@@ -1,7 +1,6 @@
 """MariaDB's performance_schema knows which thread owns a mutex: lockd must charge the code of that thread.
 
-Three sorts of clients hold the mutex of the binary log: some commit, one begins new files of the log, and
-some ask for its position. The server is asked again and again who owns the mutex and how many threads wait
+Two sorts of clients hold the mutex of the binary log: some commit, and some begin new files of the log. The server is asked again and again who owns the mutex and how many threads wait
 for it.
 """
 
@@ -26,8 +25,12 @@ from tests.support.mariadb import COMM, Server
 pytestmark = pytest.mark.thorough("a minute of a database under load")
 
 SECONDS = 30
-POINTS, ELSEWHERE = 0.03, 0.02
-"""The largest difference between the shares of a user, and of anything else that holds the mutex."""
+POINTS, ELSEWHERE = 0.06, 0.02
+"""The largest difference between the shares of a user, and of anything else that holds the mutex.
+
+While a woken thread waits for a processor nobody owns the mutex, which is a fifth of the time here. lockd
+charges the waits of all other threads in this time to the next holder, and the server to nobody.
+"""
 MUTEX = "wait/synch/mutex/sql/LOG::LOCK_log"
 """The mutexes of all logs of the server. Only the binary log is in use."""
 OPTIONS = (
@@ -41,15 +44,11 @@ OPTIONS = (
 FUNCTIONS = {
     "commit": "MYSQL_BIN_LOG::trx_group_commit_leader",
     "rotate": "MYSQL_BIN_LOG::rotate_and_purge",
-    "status": "MYSQL_BIN_LOG::get_current_log",
 }
 """By user, the function in which the user's thread releases the mutex."""
-LONG_HOLDERS = ("commit", "rotate")
-"""Users that hold the mutex for long. The others hold it for microseconds, and mostly wait for it."""
 CLIENTS = {
-    "commit": (2, "INSERT INTO made.lines VALUES (NULL, REPEAT('x', 2000))"),
-    "rotate": (1, "FLUSH BINARY LOGS; DO SLEEP(0.02)"),
-    "status": (3, "SHOW MASTER STATUS"),
+    "commit": (3, "INSERT INTO made.lines VALUES (NULL, REPEAT('x', 2000))"),
+    "rotate": (2, "FLUSH BINARY LOGS; DO SLEEP(0.02)"),
 }
 """By user, the number of clients and what each of them does in a loop."""
 SAMPLES = f"""
@@ -84,15 +83,16 @@ def client(server: Server, user: str, statements: str) -> Iterator[None]:
 def waited_by_owner(server: Server) -> Counter[str]:
     """Return for how many seconds threads waited while each user owned the mutex, as the server says.
 
-    lockd charges the time from a release to the next acquisition to the next holder, and so does this.
+    Time in which nobody owned it is left out: the server's waits last until the thread runs, but those of
+    holders in lockd only until it is woken.
     """
     rows = server.ask(SAMPLES, delimiter="//")
     samples = [(float(time), owner, int(waiting)) for time, owner, waiting in rows]
-    seconds, owner = Counter[str](), ""
-    for (time, owner_then, waiting), (time_after, _, _) in reversed(list(itertools.pairwise(samples))):
-        owner = owner_then or owner
+    seconds = Counter[str]()
+    for (time, owner, waiting), (time_after, _, _) in itertools.pairwise(samples):
         seconds[owner] += (time_after - time) * waiting
-    print(f"{len(samples)} samples")
+    unowned = seconds.pop("", 0.0)
+    print(f"{len(samples)} samples; {unowned:.1f} s while nobody owned the mutex")
     return seconds
 
 
@@ -129,7 +129,7 @@ def test_the_owners_code_is_charged(host: None, tmp_path: Path) -> None:
         for user, (count, statements) in CLIENTS.items():
             for _ in range(count):
                 clients.enter_context(client(server, user, statements))
-        lockd.until(lambda _: set(charged(lockd)) >= set(LONG_HOLDERS), 60)
+        lockd.until(lambda _: set(charged(lockd)) >= set(FUNCTIONS), 60)
 
         def attempt() -> list[str]:
             lockd.settle()
@@ -138,7 +138,7 @@ def test_the_owners_code_is_charged(host: None, tmp_path: Path) -> None:
             lockd.settle()
             found = charged(lockd)
             found.subtract(before)
-            assert all(truth[user] > 0.1 * truth.total() for user in LONG_HOLDERS), truth
+            assert all(truth[user] > 0.1 * truth.total() for user in FUNCTIONS), truth
             return differences(truth, found)
 
         in_one_of_some_tries(attempt)
