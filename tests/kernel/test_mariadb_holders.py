@@ -1,7 +1,7 @@
 """MariaDB's performance_schema knows which thread owns a mutex: lockd must charge the code of that thread.
 
-Two sorts of clients hold the mutex of the binary log: some commit, and some begin new files of the log. The server is asked again and again who owns the mutex and how many threads wait
-for it.
+Two sorts of clients hold the mutex of the binary log: some commit, and some begin new files of the log. The
+server is asked again and again who owns the mutex and how many threads wait for it.
 """
 
 from __future__ import annotations
