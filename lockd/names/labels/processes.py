@@ -108,12 +108,9 @@ class Processes:
 
         If its id belongs to a new thread by now, that thread started after `since`.
         """
-        try:
-            stat = self._read(f"{tgid}/task/{tid}/stat")
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-        except OSError:
-            return True
+        stat = self._read_stat(f"{tgid}/task/{tid}")
+        if not stat:
+            return stat is not None
         return start_ns(stat) - suspended_ns() < since + NS // TICKS
 
     def is_gone(self, tgid: int) -> bool:
@@ -134,17 +131,23 @@ class Processes:
         """Whether a known process has not ended. `suspended` is what suspended_ns() returns."""
         if tgid == 0:  # the idle threads of all CPUs, which are not in procfs
             return True
-        try:
-            stat = self._read(f"{tgid}/stat")
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-        except OSError:
-            return True
+        stat = self._read_stat(str(tgid))
+        if not stat:
+            return stat is not None
         fields = stat.rpartition(b")")[2].split()
         # A process whose first thread has ended lives on if it has other threads. If another process or
         # thread has got the id, that one started after the name was learnt.
         has_threads = fields[0] not in (b"Z", b"X") or int(fields[17]) > 1
         return has_threads and start_ns(stat) - suspended < self._learnt[tgid] + EVENT_DELAY_NS + NS // TICKS
+
+    def _read_stat(self, task: str) -> bytes | None:
+        """The file `stat` of a process or thread; None if it is gone, empty if procfs refuses to show it."""
+        try:
+            return self._read(f"{task}/stat")
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        except OSError:
+            return b""
 
     def keep(self, alive: set[int]) -> None:
         """Forget all processes but those in `alive`: ids are used again."""
