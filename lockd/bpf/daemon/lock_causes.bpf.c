@@ -155,8 +155,9 @@ static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thre
     if (state != HOLDER_BLOCKED)
         return;
     hold->times.blocked = before + part;
-    /* A random number below `all`. The product of both has more than 64 bits from 73 minutes on, which many
-     * threads together soon wait, so it is made of two halves. They have room for nine years. */
+    /* `drawn` is a random number below `all`. Once all threads together have waited for 73 minutes, which
+     * many threads soon have, random * all has more than 64 bits. So the product is made of two halves, which
+     * have room for nine years. */
     u64 random = (u32)bpf_get_prandom_u32(), all = hold->times.blocked >> 10;
     u64 drawn = ((random >> 16) * all >> 16) + ((random & 0xffff) * all >> 32);
     if (before && drawn >= part >> 10)

@@ -205,25 +205,29 @@ def test_the_journal_waits_for_names_but_not_long(caplog: pytest.LogCaptureFixtu
     assert "waits for 0x14 in site-20" in record.getMessage()
 
 
-def test_a_suspend_of_the_host_does_not_change_when_a_deadlock_began(monkeypatch: pytest.MonkeyPatch) -> None:
+def suspended_after_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> tuple[Bench, int, list[Wait]]:
+    """Return a bench that has found a deadlock before the host was suspended for an hour, the time of its
+    clock, and the waits."""
     owners, waits = ring(2)
     bench = Bench(owners)
     clock = waits[-1].since + 2 * LASTING_NS
     bench.look(clock, *waits)
     running = time.clock_gettime_ns
     monkeypatch.setattr(time, "clock_gettime_ns", lambda which: running(which) + 3600 * NS)
+    return bench, clock, waits
+
+
+def test_a_suspend_of_the_host_does_not_change_when_a_deadlock_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, clock, _ = suspended_after_a_deadlock(monkeypatch)
     (row,) = bench.rows(clock)
     assert row["since"] == pytest.approx(1700.0 - 2 - 3600, abs=0.5)
     assert row["lasted_us"] == 2_000_000
 
 
-def test_nor_does_a_start_of_lockd_after_a_suspend(monkeypatch: pytest.MonkeyPatch) -> None:
-    owners, waits = ring(2)
-    bench = Bench(owners)
-    clock = waits[-1].since + 2 * LASTING_NS
-    bench.look(clock, *waits)
-    running = time.clock_gettime_ns
-    monkeypatch.setattr(time, "clock_gettime_ns", lambda which: running(which) + 3600 * NS)
+def test_a_restart_after_a_suspend_does_not_change_when_a_deadlock_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, clock, waits = suspended_after_a_deadlock(monkeypatch)
     bench = started_again(started_again(bench))
     bench.look(clock, *waits)
     (row,) = bench.rows(clock)

@@ -236,19 +236,29 @@ def test_a_service_that_is_there_keeps_its_series_whatever_comes_and_goes() -> N
     model.check()
 
 
-def test_helpers_of_a_unit_are_one_series_when_there_is_no_room_for_each() -> None:
-    model = processes()
+CRON = ("cron", OTHER, "cond")
+"""The series of a unit whose helpers have no room for series of their own."""
+
+
+def helpers_without_room() -> tuple[Model, Presence]:
+    """Return a model in which 2,000 helpers of a unit have waited, so that later ones count as CRON; and the
+    processes that were there until second 40."""
+    model, there = processes(), Presence()
     model.count([(("cron", f"helper{i}", "cond"), 1, SECOND) for i in range(2000)], 0)
-    there, unit = Presence(), ("cron", OTHER, "cond")
     for now in (0, 20, 40):
         there.note([("cron", "crond")], now)
         model.count([(("cron", f"late{now}.{i}", "cond"), 1, SECOND) for i in range(10)], now)
         model.series.rearrange(there, IDLE, now)
-    assert unit in model.counts()
-    before = model.counts()[unit]
+    return model, there
+
+
+def test_helpers_of_a_unit_are_one_series_when_there_is_no_room_for_each() -> None:
+    model, _ = helpers_without_room()
+    assert CRON in model.counts()
+    before = model.counts()[CRON]
     model.count([(("cron", "new", "cond"), 7, SECOND)], 41)
     model.count([(("session-1.scope", "new", "cond"), 8, SECOND)], 41)
-    assert model.counts()[unit] == before + 7
+    assert model.counts()[CRON] == before + 7
     assert ("session-1.scope", OTHER, "cond") not in model.counts()
     model.check()
 
@@ -311,21 +321,15 @@ def test_the_longest_wait_of_an_ended_process_is_still_there_when_another_takes_
 
 @pytest.mark.parametrize("is_unit_there", [True, False])
 def test_the_longest_wait_of_a_helper_is_still_there_when_its_series_goes(is_unit_there: bool) -> None:
-    """It counts in the series of the unit, or as `other` if that series goes at the same time."""
-    model = processes()
-    model.count([(("cron", f"helper{i}", "cond"), 1, SECOND) for i in range(2000)], 0)
-    there, unit = Presence(), ("cron", OTHER, "cond")
-    for now in (0, 20, 40):
-        there.note([("cron", "crond")], now)
-        model.count([(("cron", f"late{now}.{i}", "cond"), 1, SECOND) for i in range(10)], now)
-        model.series.rearrange(there, IDLE, now)
-    helper = min(own(model) - {unit})
+    """The wait counts in the series of the unit, or as `other` if that series goes at the same time."""
+    model, there = helpers_without_room()
+    helper = min(own(model) - {CRON})
     note_longest(model, helper)
     there.note([("cron", "crond")] if is_unit_there else [], 60)
     model.series.rearrange(there, 5, 60)
     assert helper not in model.counts()
-    assert (unit in model.counts()) == is_unit_there
-    assert longest(model) == {unit if is_unit_there else (OTHER, OTHER, "cond"): LONGEST}
+    assert (CRON in model.counts()) == is_unit_there
+    assert longest(model) == {CRON if is_unit_there else (OTHER, OTHER, "cond"): LONGEST}
     model.check()
 
 
