@@ -21,6 +21,8 @@ one. Without this part they share one name."""
 
 Name = tuple[str, str]
 """The unit and the comm of a process."""
+NO_NAME: Name = ("", "")
+"""Stands for the name of a process that is gone and has had no event so far."""
 
 EVENT_DELAY_NS = 3 * NS
 """The longest time from when a BPF program reads the comm for an event to when lockd reads the event."""
@@ -64,12 +66,12 @@ class Processes:
         """
         name = self._kernel(text(comm)) if kernel_thread else (self._unit(cgroup, tgid), text(comm))
         known = self._known.get(tgid, name)
-        if kernel_thread or known[1] == name[1] or self._comm_now(tgid) != known[1]:
+        if kernel_thread or known[1] in (name[1], "") or self._comm_now(tgid) != known[1]:
             self._remember(tgid, name, time.monotonic_ns() - EVENT_DELAY_NS)
         return name
 
     def name(self, tgid: int, since: int = 0) -> Name:
-        """The name of a process, read from procfs if no event told it; ("", "") if the process is gone.
+        """The name of a process, read from procfs if no event told it; NO_NAME if the process is gone.
 
         A name learnt before `since` (monotonic clock in ns) is read again: a process changes its name by
         exec, for instance, and has no new event while it waits. The name of a kernel thread is not read
@@ -171,16 +173,16 @@ class Processes:
 
     def _unit(self, cgroup: int, tgid: int) -> str:
         """The unit of a process; of one that has ended, mostly the unit that it was last known in."""
-        last = self._known.get(tgid, ("", ""))[0]
+        last = self._known.get(tgid, NO_NAME)[0]
         return self._units.unit(cgroup, tgid, "" if last == KERNEL else last)
 
     def _ask(self, tgid: int) -> Name:
-        """The name of a process by procfs; ("", "") if the process is gone."""
+        """The name of a process by procfs; NO_NAME if the process is gone."""
         comm = self._comm_now(tgid)
         try:
             is_kernel = self._is_kthread(tgid)
         except OSError:
-            return ("", "")
+            return NO_NAME
         return self._kernel(comm[:COMM_BYTES]) if is_kernel else (self._unit(0, tgid), comm)
 
     def _is_kthread(self, tgid: int) -> bool:

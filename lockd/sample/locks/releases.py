@@ -21,7 +21,7 @@ from lockd.kernel.manifest import Layout, Manifest
 from lockd.kernel.pairs import Control
 from lockd.kernel.rings import Ring, RingReader
 from lockd.names.client import Resolver
-from lockd.names.labels.processes import Name
+from lockd.names.labels.processes import NO_NAME, Name
 from lockd.names.labels.reasons import Reasons
 from lockd.names.protocol import (
     NO_RELEASE,
@@ -70,7 +70,8 @@ class Release:
     tgid: int
     """The process that waited: that of the thread which was woken."""
     process: Name
-    """Unit and comm of the process when the sample was read. The process may have ended since."""
+    """Unit and comm of the process when the sample was read. A process that had ended by then has NO_NAME
+    until its own events tell its name."""
     address: int
     kind: int
     """The kind of a user-space lock as the programs knew it (enum futex_kind), or the type of a kernel lock
@@ -275,13 +276,25 @@ class Releases(SampleCounts):
         return all(release.tick > tick for release in self._waiting.values())
 
     def take(self, now: float) -> list[Release]:
-        """Return the releases whose holders are known, or were asked for ANSWER_SECONDS ago."""
+        """Return the releases whose holders and processes are known, or which were read ANSWER_SECONDS ago.
+
+        A release whose process turns out to be left out by the filter is dropped. One whose process never
+        gets a name is counted as refused, unless the filter wants processes without a name.
+        """
         taken = []
         for token, release in list(self._waiting.items()):
-            if not release.holder and now >= release.taken + ANSWER_SECONDS:
-                release.holder = UNKNOWN_HOLDER
-            if release.holder:
-                taken.append(self._waiting.pop(token))
+            is_due = now >= release.taken + ANSWER_SECONDS
+            is_wanted = True
+            if release.process == NO_NAME:
+                release.process, is_wanted = self._identify(release.tgid, 0)
+            if not is_due and (not release.holder or release.process == NO_NAME):
+                continue
+            del self._waiting[token]
+            release.holder = release.holder or UNKNOWN_HOLDER
+            if is_wanted:
+                taken.append(release)
+            elif release.process == NO_NAME:
+                self._refuse(release.weight_ns)
         return taken
 
     def refuse_waiting(self) -> None:
@@ -304,7 +317,7 @@ class Releases(SampleCounts):
         if not is_whole or kind not in kinds or not 0 < weight_ns <= MOST_WEIGHT_NS:
             return  # the record was read before it was complete, see RingReader
         process, is_wanted = self._identify(tgid, time.monotonic_ns())
-        if not is_wanted:
+        if not is_wanted and process != NO_NAME:
             return
         if len(self._waiting) >= MOST_WAITING:
             self._refuse(weight_ns)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockd.names.labels import processes as module
-from lockd.names.labels.processes import COMMS, KERNEL, Processes, text
+from lockd.names.labels.processes import COMMS, KERNEL, NO_NAME, Processes, text
 from lockd.names.labels.units import Units
 from lockd.process.clock import NS, TICKS
 from tests.support.small_procfs import Procfs
@@ -68,6 +68,12 @@ def test_a_process_that_is_gone_keeps_the_unit_it_had(procfs: Procfs, processes:
     assert processes.learn(7, 1, b"server", kernel_thread=False) == ("a.service", "server")  # renamed by exec
     procfs.add(7, b"server")  # the cgroup of a process that is there counts
     assert processes.learn(7, 1, b"server", kernel_thread=False) == ("", "server")
+
+
+def test_a_process_that_is_gone_gets_the_name_that_its_events_have(processes: Processes) -> None:
+    assert processes.name(7) == NO_NAME
+    assert processes.learn(7, 1, b"server", kernel_thread=False) == ("", "server")
+    assert processes.name(7) == ("", "server")
 
 
 def test_a_process_has_a_unit_if_its_first_thread_has_ended(procfs: Procfs, processes: Processes) -> None:

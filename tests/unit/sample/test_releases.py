@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from lockd.columns import wide_sums
 from lockd.kernel.manifest import Manifest, MapInfo
 from lockd.names.client import Resolver
+from lockd.names.labels.processes import NO_NAME
 from lockd.names.labels.reasons import Reasons
 from lockd.names.protocol import NO_RELEASE, HolderAnswer
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
@@ -25,6 +27,7 @@ from lockd.sample.aggregates.lock_holders import (
     LockHolders,
 )
 from lockd.sample.locks.releases import (
+    ANSWER_SECONDS,
     MOST_WEIGHT_NS,
     NextLock,
     Release,
@@ -104,6 +107,22 @@ def test_what_waits_for_a_name_at_the_end_counts_as_refused() -> None:
     releases._waiting = {1: release("", 5), 2: release("h", 7)}
     releases.refuse_waiting()
     assert releases.refused_here == (2, 12)
+    assert not releases.has_waiting
+
+
+def test_a_process_that_has_ended_gets_its_name_from_its_events() -> None:
+    """Its last waits, which are drained with the sample or later, have its name. The filter needs it."""
+    names = {1: (WAITER, True), 2: (("", "cron"), False), 3: (NO_NAME, False)}
+    releases = Releases.__new__(Releases)
+    SampleCounts.__init__(releases, cast("Any", None), SamplePace(1, 0.0))
+    releases._identify = lambda tgid, since: (NO_NAME, False)
+    releases._waiting = {tgid: replace(release("h", 10 + tgid), tgid=tgid, process=NO_NAME) for tgid in names}
+    assert releases.take(1.0) == []
+    assert releases.has_waiting
+    releases._identify = lambda tgid, since: names[tgid]
+    assert [(one.tgid, one.process) for one in releases.take(2.0)] == [(1, WAITER)]
+    assert releases.take(ANSWER_SECONDS) == []
+    assert releases.refused_here == (1, 13)
     assert not releases.has_waiting
 
 
