@@ -171,7 +171,7 @@ class Sampler:
             self._resolver.ask,
             KernelOwners.from_manifest(manifest, functions).owner,
             self.contention.describe_lock,
-            lambda tgid: self._identities.identify_process(tgid, 0),
+            self._identities.identify_process,
             self._processes.thread_comm,
         )
         self.cpu_budget = CpuBudget(

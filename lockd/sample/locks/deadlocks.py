@@ -149,17 +149,17 @@ class Deadlocks:
         ask: Callable[[Owners, bool], bool],
         kernel_holder: Callable[[int, int], int],
         describe_lock: Callable[[Wait], LockDescription],
-        process: Callable[[int], tuple[Name, bool]],
+        identify: Callable[[int, int], tuple[Name, bool]],
         thread_comm: Callable[[int, int], str],
     ) -> None:
         """`ask(question, is_needed)` passes a question to the namer, with whether the answer is needed, and
         returns whether it did so. take_holders() gets the answer.
 
         `kernel_holder(address, waiter)` returns the thread id of the holder of a kernel lock, 0 if it is not
-        known. `process(tgid)` returns unit and comm, and whether the filter wants the process.
+        known. `identify` is like Identities.identify_process().
         """
         self._ask_namer, self._kernel_holder = ask, kernel_holder
-        self._describe_lock, self._process, self._thread_comm = describe_lock, process, thread_comm
+        self._describe_lock, self._identify, self._thread_comm = describe_lock, identify, thread_comm
         self._question: _Question | None = None
         self._asked_at: dict[Lock, int] = {}
         """When each lock that is waited for was last asked about (monotonic clock in ns)."""
@@ -301,7 +301,8 @@ class Deadlocks:
                 continue
             key = frozenset((wait.tid, wait.since) for wait in ring)
             if key not in self._known:
-                process, _ = self._process(ring[0].tgid)
+                # A process may have got another name before it began to wait.
+                process, _ = self._identify(ring[0].tgid, max(wait.since for wait in ring))
                 self._known[key] = known = Deadlock(ring, process)
                 if key in self._reported_before:
                     known.is_reported = known.is_logged = True
@@ -311,7 +312,7 @@ class Deadlocks:
 
     def _is_wanted(self, ring: Sequence[Wait]) -> bool:
         """Whether the filter wants at least one process of a ring."""
-        return any(self._process(tgid)[1] for tgid in {wait.tgid for wait in ring})
+        return any(self._identify(tgid, 0)[1] for tgid in {wait.tgid for wait in ring})
 
     def _report(self, clock: int) -> None:
         if clock >= self._log_period_ends:

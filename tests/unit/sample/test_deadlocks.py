@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from lockd.export.detail import parse_query, render_table
 from lockd.messages import pack, unpack
+from lockd.names.labels.processes import Name
 from lockd.names.protocol import NOT_READ, Owners, OwnersAnswer
 from lockd.process.clock import NS
 from lockd.sample.locks import deadlocks as deadlocks_module
@@ -70,7 +71,7 @@ class Bench:
             ask=self._ask,
             kernel_holder=lambda address, waiter: self.owners.get((0, address), 0),
             describe_lock=self._describe,
-            process=lambda tgid: ((f"unit-{tgid}", f"comm-{tgid}"), tgid not in self.unwanted),
+            identify=lambda tgid, since: ((f"unit-{tgid}", f"comm-{tgid}"), tgid not in self.unwanted),
             thread_comm=lambda tgid, tid: f"thread-{tid}",
         )
 
@@ -137,6 +138,22 @@ def test_a_ring_is_reported_when_it_has_lasted_a_second(size: int) -> None:
     bench.look(formed + 2 * LASTING_NS, *waits)
     assert bench.tids == [list(range(1, size + 1))]
     assert bench.deadlocks.next_check == NEVER
+
+
+def test_it_has_the_name_that_its_process_had_when_it_formed() -> None:
+    """A process may have waited under another name before: a name learnt before the deadlock is checked."""
+    bench = Bench({(TGID, 1): 2, (TGID, 2): 1}, {1: "app:first", 2: "app:second"})
+    checked_since: list[int] = []
+
+    def identify(tgid: int, since: int) -> tuple[Name, bool]:
+        checked_since.append(since)
+        return ("unit", "new" if since else "old"), True
+
+    bench.deadlocks._identify = identify
+    waits = wait(1, 1), wait(2, 2)
+    bench.look(START + 2 * LASTING_NS, *waits)
+    assert [one.process for one in bench.deadlocks.reported] == [("unit", "new")]
+    assert max(one.since for one in waits) in checked_since
 
 
 def test_many_rings_are_one_pass_over_the_waits_and_a_description_of_each_lock() -> None:
