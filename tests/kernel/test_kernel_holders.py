@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.checks import in_one_of_some_tries, until_names_come
 from tests.support.lock_module import LockModule, Script, Turns
-from tests.support.lock_scripts import HOLD_US, NAMED_LATER_MS, ROUNDS, scripts
+from tests.support.lock_scripts import HOLD_US, ROUNDS, scripts
 from tests.support.lockd_process import Lockd, Metrics
 from tests.support.mechanisms import Daemons, asked_for
 from tests.support.pprof_decoder import Decoded
@@ -97,9 +97,11 @@ def test_the_code_that_made_threads_wait_is_found(lock: str, module: LockModule,
         comm = new_comm()
         roles = {"holder": f"hold_in_turns {SECONDS * 1000} {lock}", "asker*3": f"ask {lock}"}
         before = {way: metrics.sum(REFUSED) for way, metrics in daemons.metrics().items()}
-        truth = module.run(Script(roles, linger_ms=NAMED_LATER_MS), comm).turns
+        truth = module.run(Script(roles, lingers=True), comm).turns
+        seen = daemons.metrics()
+        module.end_threads()
         off = []
-        for way, metrics in daemons.metrics().items():
+        for way, metrics in seen.items():
             refused = metrics.sum(REFUSED) - before[way]  # of the locks of any process
             found = held(metrics, comm, lock_type=LOCK_TYPES[lock], lock=f"lockd_test_{lock}")
             print(lock, way, truth, dict(found), f"{sum(found.values()):.3f} s, {refused:.3f} s refused")
@@ -144,15 +146,30 @@ def compare(lock: str, truth: Turns, found: Seconds, refused: float) -> list[str
     return off
 
 
+def found_holders(script: Script, module: LockModule, daemons: Daemons) -> dict[str, Seconds]:
+    """Run a script; return, by way, for how long each holder of a lock has made its threads wait.
+
+    The script runs twice, and what the first run adds is left out: a release counts for a lock without a name
+    if the name is not found in time.
+    """
+    comm = new_comm()
+    script = Script(script.roles, ROUNDS, lingers=True)
+    module.run(script, comm)
+    for lockd in daemons.running.values():
+        lockd.waited_for(comm=comm)
+    before = daemons.metrics()
+    module.run(script, comm)
+    after = daemons.metrics()
+    module.end_threads()
+    return {way: held(metrics, comm) - held(before[way], comm) for way, metrics in after.items()}
+
+
 GAVE_UP = [name for name in scripts() if name.startswith("gave up ")]
 
 
 @pytest.mark.parametrize("name", GAVE_UP)
 def test_signals_and_timeouts_blame_nobody(name: str, module: LockModule, daemons: Daemons) -> None:
-    comm = new_comm()
-    module.run(Script(scripts()[name].roles, ROUNDS, NAMED_LATER_MS), comm)
-    for way, metrics in daemons.metrics().items():
-        found = held(metrics, comm)
+    for way, found in found_holders(scripts()[name], module, daemons).items():
         assert list(found) == [NO_RELEASE], way
         assert found[NO_RELEASE] >= ROUNDS * 0.01, way
 
@@ -161,25 +178,20 @@ def test_a_thread_that_gives_up_and_lets_another_in_is_no_holder(
     module: LockModule, daemons: Daemons
 ) -> None:
     """A reader waits behind a writer that waits itself. When the writer is killed, it wakes the reader."""
-    comm = new_comm()
     roles = {
         "first": f"down_read rwsem, asleep 2 rwsem, sleep {HOLD_US}, kill writer, called 0 rwsem, "
         f"sleep {HOLD_US}, up_read rwsem",
         "writer": "held 1 rwsem, down_write_killable rwsem",
         "second": "asleep 1 rwsem, down_read rwsem, up_read rwsem",
     }
-    module.run(Script(roles, ROUNDS, NAMED_LATER_MS), comm)
-    for way, metrics in daemons.metrics().items():
-        found = held(metrics, comm)
+    for way, found in found_holders(Script(roles), module, daemons).items():
         assert list(found) == [NO_RELEASE], way
         assert found[NO_RELEASE] >= ROUNDS * HOLD_US / 1e6, way
 
 
 def test_a_writer_that_becomes_a_reader_lets_readers_in(module: LockModule, daemons: Daemons) -> None:
-    comm = new_comm()
-    module.run(Script(scripts()["downgraded before a reader"].roles, ROUNDS, NAMED_LATER_MS), comm)
-    for way, metrics in daemons.metrics().items():
-        found = held(metrics, comm)
+    script = scripts()["downgraded before a reader"]
+    for way, found in found_holders(script, module, daemons).items():
         assert set(found) <= {"downgrade", "do_step"}, way  # the compiler may have inlined downgrade()
         assert found.total() >= ROUNDS * HOLD_US / 1e6 * (1 - POINTS), way
 
@@ -207,7 +219,9 @@ def test_holders_in_system_calls(way: str, daemons: Daemons, workload: Start, sc
         assert right >= 0.5 * rounds * HOLD_SECONDS, found  # a sample of so few holds often lacks one
     if way == BY_DEFAULT:  # the holder writes to a pipe, and waits for a page there
         did = causes(metrics, one.comm, lock_type="mutex", lock=NATIVE["mutex"][0])
-        assert did["pipe"] >= 0.9 * did.total(), did
+        assert did["pipe"] > did.total() / 2, did
+        ready = did["runqueue"] + did["running"]  # once the page is there, by how busy the host is
+        assert did["pipe"] + ready >= (1 - ELSEWHERE) * did.total(), did
     (row,) = [row for row in lockd.waited_for(comm=one.comm, kind="mutex") if row["holders"]]
     (holder,) = row["holders"]
     assert re.search(NATIVE["mutex"][1], holder["site"])

@@ -124,6 +124,7 @@ class Bench:
         for comm, script in comms.items():
             self._truths[comm] = self._module.run(script, comm)
         before, self.seen = self.seen, self.daemons.metrics()
+        self._module.end_threads()
         for by, metrics in self.seen.items():
             during = lost(metrics) - lost(before[by])
             self.lost |= {(comm, by): during for comm in comms}

@@ -86,7 +86,9 @@ class Rounds:
         with one_shot(*self._words, "json", LONG) as profile, one_shot(*self._words, "csv", LONG) as records:
             truths = {name: self._module.run(script, comm_of(name)) for name, script in scripts.items()}
             lines = [line for line in csv.reader(records.stop().splitlines()) if line[0] == "s"]
-            return Seen(samples_of(profile.stop()), lines, truths, {**profile.lost, **records.lost})
+            samples = samples_of(profile.stop())
+            self._module.end_threads()
+            return Seen(samples, lines, truths, {**profile.lost, **records.lost})
 
 
 def comm_of(name: str) -> str:

@@ -24,13 +24,13 @@ class Script:
 
     roles: Mapping[str, str]
     rounds: int = 1
-    linger_ms: int = 0
-    """The time for which the threads live on, and so keep their name, when all is done."""
+    lingers: bool = False
+    """Whether the threads live on, and so keep their name, until LockModule.end_threads()."""
 
     def text(self, comm: str) -> str:
         """Return the text that the module reads. Its threads are called `comm` (15 bytes at most)."""
         lines = [f"{role}: {steps}" for role, steps in self.roles.items()]
-        return "\n".join([f"{comm} {self.rounds} {self.linger_ms}", *lines]) + "\n"
+        return "\n".join([f"{comm} {self.rounds}{' linger' if self.lingers else ''}", *lines]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,10 @@ class LockModule:
         """
         self.write(script.text(comm))
         return self.truth()
+
+    def end_threads(self) -> None:
+        """End the threads of all scripts that linger."""
+        self.write("end\n")
 
     def truth(self) -> Truth:
         """Return the truth about the last script."""

@@ -10,14 +10,6 @@ from tests.support.lock_module import Script
 
 ROUNDS = 2
 HOLD_US = 50_000
-LINGER_MS = 2000
-"""How long threads live on, so that lockd can look up their names after another thread has ended a wait or a
-hold of theirs: lockd does so once a second."""
-NAMED_LATER_MS = 5000
-"""How long threads live on if only procfs tells their name, because another thread releases their lock.
-
-The sampler of an emulated machine ticks every 0.2 s, and may be late.
-"""
 
 RELEASE = {
     "mutex_lock": "mutex_unlock",
@@ -175,12 +167,12 @@ def _others() -> dict[str, Script]:
         "semaphore released by another": Script(
             {"taker": "down semaphore", "releaser": f"held 1 semaphore, {hold}, up semaphore"},
             ROUNDS,
-            NAMED_LATER_MS,
+            lingers=True,
         ),
         "rwsem released by another": Script(
             {"taker": "down_read rwsem", "releaser": f"held 1 rwsem, {hold}, up_read rwsem"},
             ROUNDS,
-            NAMED_LATER_MS,
+            lingers=True,
         ),
         "semaphore waited for by its holder, released by another": Script(
             {
@@ -189,7 +181,7 @@ def _others() -> dict[str, Script]:
                 "releaser": f"asleep 1 semaphore, {hold}, up semaphore, held 1 mutex, {hold}, up semaphore",
             },
             ROUNDS,
-            NAMED_LATER_MS,
+            lingers=True,
         ),
         "semaphore waited for, released by another": Script(
             {
@@ -199,7 +191,7 @@ def _others() -> dict[str, Script]:
                 "releaser": f"held 1 mutex, {hold}, up semaphore",
             },
             ROUNDS,
-            NAMED_LATER_MS,
+            lingers=True,
         ),
     }
 

@@ -70,19 +70,19 @@ struct thread {
     struct truth truth[TYPES];
 };
 
-/* One script being run. */
+/* One script being run, or whose threads live on. */
 struct run {
-    char *text;
+    struct run *before; /* of those whose threads live on */
     char comm[TASK_COMM_LEN];
     unsigned int rounds;
-    unsigned int linger_ms; /* after the last round, before threads end */
+    bool lingers; /* its threads live on after the last round */
     unsigned int role_count, thread_count;
     struct role roles[MAX_ROLES];
     struct thread *threads;
     unsigned long deadline; /* in jiffies */
     bool failed;
     atomic_long_t met; /* threads that have ended a round, over all rounds */
-    atomic_t ended; /* threads that have ended */
+    atomic_t ended; /* threads that have ended the last round */
 };
 
 /* An operation that a step may name. */
@@ -97,7 +97,7 @@ struct op {
 };
 
 /* script.c */
-int parse(struct run *run); /* -EINVAL, with the reason in the kernel's log */
+int parse(struct run *run, char *text); /* changes `text`; -EINVAL, with the reason in the kernel's log */
 
 /* steps.c */
 extern const struct op ops[];

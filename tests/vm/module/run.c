@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* /proc/lockd_test: writing a script runs it to its end, reading tells the truth about the last one. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
-#include <linux/delay.h>
 #include <linux/jiffies.h>
 #include <linux/kthread.h>
 #include <linux/mm.h>
@@ -18,7 +17,8 @@
 #define MAX_SCRIPT 16384
 
 static DECLARE_WAIT_QUEUE_HEAD(met); /* woken when a round, or the run, has ended */
-static unsigned long busy; /* bit 0: a script is running, or its truth being read */
+static unsigned long busy; /* bit 0: a script is running, its truth being read, or threads are being ended */
+static struct run *lingering; /* the last script whose threads live on; `before` leads to the others */
 
 /* The truth about the last script: about the kernel threads, and about the caller. */
 static struct truth truths[2][TYPES];
@@ -66,12 +66,18 @@ static int play_in_thread(void *data)
     allow_signal(SIGINT);
     allow_signal(SIGKILL);
     play(me);
-    msleep(me->run->linger_ms);
+    atomic_inc(&me->run->ended);
+    wake_up_all(&met);
+    for (;;) { /* live on, without taking a lock */
+        set_current_state(TASK_IDLE);
+        if (kthread_should_stop())
+            break;
+        schedule();
+    }
+    __set_current_state(TASK_RUNNING);
     /* A thread takes locks when it ends, too: not under the name that the script gave. */
     strscpy(current->comm, KBUILD_MODNAME, sizeof(current->comm));
     flush_signals(current);
-    atomic_inc(&me->run->ended);
-    wake_up_all(&met);
     return 0;
 }
 
@@ -104,17 +110,31 @@ static int make_threads(struct run *run)
     return 0;
 }
 
-/* End all threads. Those that have not been started end at once. */
+/* End all threads of a script. Those that have not been started end at once. */
 static void end_threads(struct run *run)
 {
     struct thread *thread;
 
+    if (!run->threads)
+        return;
     for (thread = run->threads; thread < run->threads + run->thread_count; thread++) {
         if (IS_ERR_OR_NULL(thread->task))
             break;
         if (!thread->is_caller)
             kthread_stop(thread->task);
         put_task_struct(thread->task);
+    }
+    kvfree(run->threads);
+}
+
+static void end_lingering(void)
+{
+    while (lingering) {
+        struct run *run = lingering;
+
+        lingering = run->before;
+        end_threads(run);
+        kvfree(run);
     }
 }
 
@@ -159,31 +179,39 @@ static void add_truth(const struct thread *thread)
     }
 }
 
-static int run_script(struct run *run)
+/* Run the script `text`, which this changes. */
+static int run_script(char *text)
 {
     struct thread *thread;
-    int failed = parse(run);
+    struct run *run = kvzalloc(sizeof(*run), GFP_KERNEL);
+    int failed;
 
-    if (failed)
-        return failed;
-    forget_turns();
-    failed = make_threads(run);
+    if (!run)
+        return -ENOMEM;
+    failed = parse(run, text);
+    if (!failed) {
+        forget_turns();
+        failed = make_threads(run);
+    }
     if (!failed)
         failed = play_all(run);
-    if (run->threads)
-        end_threads(run);
     memset(truths, 0, sizeof(truths));
     for (thread = run->threads; !failed && thread < run->threads + run->thread_count; thread++)
         add_truth(thread);
-    kvfree(run->threads);
+    if (!failed && run->lingers) {
+        run->before = lingering;
+        lingering = run;
+        return 0;
+    }
+    end_threads(run);
+    kvfree(run);
     return failed;
 }
 
 static ssize_t write_script(struct file *file, const char __user *buffer, size_t count, loff_t *position)
 {
-    struct run *run;
     char *text;
-    int failed;
+    int failed = -EBUSY;
 
     if (count > MAX_SCRIPT) {
         pr_info("a script has at most %d bytes\n", MAX_SCRIPT);
@@ -194,20 +222,15 @@ static ssize_t write_script(struct file *file, const char __user *buffer, size_t
         return PTR_ERR(text);
     if (!strcmp(text, "go\n")) {
         go_on();
-        kfree(text);
-        return count;
+        failed = 0;
+    } else if (!test_and_set_bit(0, &busy)) {
+        failed = 0;
+        if (strcmp(text, "end\n"))
+            failed = run_script(text);
+        else
+            end_lingering();
+        clear_bit(0, &busy);
     }
-    failed = -ENOMEM;
-    run = kvzalloc(sizeof(*run), GFP_KERNEL);
-    if (run) {
-        run->text = text;
-        failed = -EBUSY;
-        if (!test_and_set_bit(0, &busy)) {
-            failed = run_script(run);
-            clear_bit(0, &busy);
-        }
-    }
-    kvfree(run);
     kfree(text);
     return failed ? failed : count;
 }
@@ -287,6 +310,7 @@ static int __init start(void)
 static void __exit end(void)
 {
     remove_proc_entry(KBUILD_MODNAME, NULL);
+    end_lingering();
     free_turns();
     free_locks();
 }

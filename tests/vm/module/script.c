@@ -114,9 +114,9 @@ static int parse_steps(struct run *run, struct role *role, char *text)
     return 0;
 }
 
-int parse(struct run *run)
+int parse(struct run *run, char *text)
 {
-    char *rest = strim(run->text), *first = cut(&rest, "\n"), *comm = cut(&first, " ");
+    char *rest = strim(text), *first = cut(&rest, "\n"), *comm = cut(&first, " ");
     char *rounds = cut(&first, " "), *line;
     char *steps[MAX_ROLES];
     unsigned int i;
@@ -125,9 +125,9 @@ int parse(struct run *run)
     if (!*comm || strlen(comm) >= sizeof(run->comm))
         return refuse("a name for the threads has 1 to 15 characters", comm);
     strcpy(run->comm, comm);
-    if (!rounds || kstrtouint(rounds, 10, &run->rounds) || !run->rounds ||
-        (first && kstrtouint(first, 10, &run->linger_ms)))
-        return refuse("the first line is NAME ROUNDS [LINGER_MS]", comm);
+    run->lingers = first && !strcmp(first, "linger");
+    if (!rounds || kstrtouint(rounds, 10, &run->rounds) || !run->rounds || (first && !run->lingers))
+        return refuse("the first line is NAME ROUNDS [linger]", comm);
     while ((line = cut(&rest, "\n"))) {
         if (run->role_count == MAX_ROLES)
             return refuse("too many roles", comm);
