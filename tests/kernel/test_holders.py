@@ -96,7 +96,11 @@ Seconds = Counter[str]
 
 
 def held(lockd: Lockd, comm: str) -> Seconds:
-    """Return for how many seconds each holder of the process's locks has made threads wait."""
+    """Return for how many seconds each holder of the process's locks has made threads wait.
+
+    Releases whose lock has no name after five seconds count for the process `other`. In an emulated machine
+    it can take that long to find the name.
+    """
     metrics = lockd.metrics()
     seconds = Seconds()
     for labels in metrics.labels(HOLDS, comm=comm):  # one holder may hold several locks
@@ -134,9 +138,12 @@ def test_it_is_found_in_other_languages_and_libraries(
 @mode_calls_is_thorough
 def test_a_process_cannot_wait_in_the_queue_of_anothers_lock(either: Lockd) -> None:
     """A process chooses the address of its lock, so that its threads seem to wait for the lock of another."""
+    until_names_come(either, Workload("colliding_locks", 2, 10_000, comm=name("first")))
+    before = held(either, "other").total()
     one = Workload("colliding_locks", 400, 10_000, comm=name("coll"))
     waited = one.run()["waited_us"] / 1e6
-    seconds = held(either, one.comm).total()
+    nameless = held(either, "other").total() - before
+    seconds = held(either, one.comm).total() + nameless
     one.kill()
     assert waited / 2 < seconds < 2 * waited
 
@@ -270,12 +277,13 @@ def assert_found(lockd: Lockd, program: str, lock: str, askers: int, *arguments:
 
 def test_timeouts_and_signals_blame_nobody(either: Lockd) -> None:
     until_names_come(either, Workload("futex_errors", 5, 0, 0, 20_000, comm=name("first")))
+    before = held(either, "other").total()
     one = Workload("futex_errors", 200, 0, 100, 20_000, comm=name("time"))
     one.run()
-    found = held(either, one.comm)
+    found, nameless = held(either, one.comm), held(either, "other").total() - before
     one.kill()
     assert list(found) == ["(no release)"]
-    assert found["(no release)"] >= 200 * 0.02 / 2
+    assert found["(no release)"] + nameless >= 200 * 0.02 / 2
 
 
 ENDS = 30
@@ -289,8 +297,6 @@ def test_a_holder_that_ended_is_told_from_one_that_released(either: Lockd) -> No
     one = Workload("owner_ends", ENDS, 50_000, comm=name("ends"))
     truth = one.run()
     found = held(either, one.comm)
-    # The time of releases whose lock has no name after five seconds. In an emulated machine it can take that
-    # long to find the name.
     nameless = held(either, "other").total() - before
     one.kill()
     print(truth, found, nameless)

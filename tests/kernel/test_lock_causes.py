@@ -172,6 +172,8 @@ def test_a_lock_that_does_not_store_its_owner(either: Lockd, target: str, progra
         one.kill()
         print(truth, found)
         total, unknown = sum(found.values()), found.pop("unknown", 0.0)
+        if total == unknown:
+            return [f"no cause in {found}"]
         off = [] if unknown < MOST_UNKNOWN * total else [f"unknown: {unknown / total:.3f}"]
         share = found.get("sleep", 0.0) / sum(found.values())
         return off + ([f"sleep: {share:.3f}"] if share < 1 - POINTS else [])
@@ -313,13 +315,14 @@ def test_it_is_found_in_a_pid_namespace(either: Lockd) -> None:
 
 
 def test_nobody_is_known_to_hold_what_a_timeout_ends(either: Lockd) -> None:
-    until_names_come(either, Workload("timed_wait", 10, comm=name("first")))
+    until_names_come(either, Workload("futex_errors", 5, 0, 0, 20_000, comm=name("first")))
+    before = sum(causes(either, "other").values())
     one = Workload("futex_errors", 200, 0, 100, 20_000, comm=name("time"))
     one.run()
-    found = causes(either, one.comm)
+    found, nameless = causes(either, one.comm), sum(causes(either, "other").values()) - before
     one.kill()
     assert list(found) == ["unknown"]
-    assert found["unknown"] >= 200 * 0.02 / 2
+    assert found["unknown"] + nameless >= 200 * 0.02 / 2  # nameless: a lock without a name after five seconds
 
 
 @mode_calls_is_thorough
