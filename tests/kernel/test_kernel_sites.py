@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.checks import in_one_of_some_tries
 from tests.support.lock_module import LockModule
 from tests.support.lock_scripts import scripts
 from tests.support.lockd_process import Lockd
@@ -56,3 +57,26 @@ def test_the_lock_of_an_address_space(fault: int, sites: set[str], lockd: Lockd,
     one.finish()
     assert {row["lock"] for row in found} == {"mmap_lock"}
     assert {row["site"] for row in found} <= sites
+
+
+def test_long_waits_count_where_they_happen_beside_short_ones_of_the_same_thread(
+    lockd: Lockd, workload: Start
+) -> None:
+    """All of these waits are for one lock, of one thread and in the same second."""
+
+    def attempt() -> list[str]:
+        one = workload("mmap_lock", 40, 512, 2)
+        truth = one.run()
+        lockd.settle()
+        rows = lockd.waited_for(comm=one.comm, kind="rwsem_read")
+        one.finish()
+        print(truth, [(row["site"], row["blocked_us"]) for row in rows])
+        assert {row["site"] for row in rows} <= MINCORES | FAULTS
+        found = sum(row["blocked_us"] for row in rows if row["site"] in FAULTS)
+        if not truth["mincore_us"]:
+            return ["the short waits were too short to block"]
+        share = found / sum(row["blocked_us"] for row in rows)
+        expected = truth["fault_us"] / (truth["fault_us"] + truth["mincore_us"])
+        return [f"{share:.3f}, not {expected:.3f}"] if abs(share - expected) > 0.1 else []
+
+    in_one_of_some_tries(attempt)

@@ -205,8 +205,10 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
             bool of_process = is_of_process(bpf_get_current_pid_tgid() >> 32, false);
             bool is_new = !add_entry(WRITTEN_KERNEL_LOCKS, window, map, &key, &fresh, of_process);
 #ifndef TRACE
+            struct stack_key stack = {
+                .address = key.lock, .tid = key.tid, .type = key.type, .slot = key.slot};
             if (is_new)
-                keep_stack(ctx, window, key.lock, key.tid);
+                keep_stack(ctx, window, stack);
 #endif
             v = bpf_map_lookup_elem(map, &key);
         }

@@ -534,15 +534,16 @@ static __always_inline bool is_wanted(u64 ns)
     return ns >= MIN_BLOCK_NS && ns <= MAX_BLOCK_NS;
 }
 
-/* Kernel stacks. A stack is taken only when an entry of an aggregate is created, that is once per thread,
- * lock and window. Stacks are a pair of their own, so that there are no stack ids that could collide or
- * run out. Captures of user stacks: include/capture.bpf.h. */
+/* Kernel stacks. A stack is taken only when an entry of an aggregate is created, that is once per window and
+ * thread for waits of one length for a lock. Stacks are a pair of their own, so that there are no stack ids
+ * that could collide or run out. Captures of user stacks: include/capture.bpf.h. */
 #define KERNEL_FRAMES 20
 
 struct stack_key {
-    u64 address;
+    u64 address; /* of a lock */
     u32 tid;
-    u32 pad;
+    u16 type; /* enum lock_type */
+    u16 slot; /* of the length of the wait */
 };
 
 struct stack {
@@ -553,11 +554,10 @@ BPF_TABLE("hash", struct stack_key, struct stack, stacks_0, STACKS_ENTRIES);
 BPF_TABLE("hash", struct stack_key, struct stack, stacks_1, STACKS_ENTRIES);
 BPF_ARRAY_OF_MAPS(stacks, "stacks_0", 2);
 
-/* Keep the kernel stack of the current thread `tid`, which has waited for the lock at `address`. Do nothing
- * if the window has a stack of this thread for this lock already, or from RESTRAINT_STACKS on. */
-static __always_inline void keep_stack(void *ctx, int window, u64 address, u32 tid)
+/* Keep the kernel stack of the current thread, which has waited for a lock. Do nothing if the window has a
+ * stack with this key already, or from RESTRAINT_STACKS on. */
+static __always_inline void keep_stack(void *ctx, int window, struct stack_key key)
 {
-    struct stack_key key = {.address = address, .tid = tid};
     struct stack taken = {};
     void *map = stacks.lookup(&window);
 

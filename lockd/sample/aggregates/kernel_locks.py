@@ -104,7 +104,7 @@ class KernelLockAggregates:
     def _fold_detail(self, window: Window, stacks: Stacks, now: float) -> None:
         keys, values, contention = window.keys, window.values, self._contention
         numbers = values["wait_ns"], values["waits"], values["max_wait_ns"]
-        positions = stacks.find(keys["lock"], keys["tid"])
+        positions = stacks.find(keys)
         # A lock that is waited for at two sites has two rows.
         lock_rows = self.sites.lock_rows(
             lock_key("kernel_locks", window.codes, keys["lock"], keys["type"], stacks.hashes(positions)),

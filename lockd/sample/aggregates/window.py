@@ -95,18 +95,26 @@ def add_slots(series: Series, rows: Rows, slots: Columns, counts: Columns) -> No
 
 
 class Stacks:
-    """The kernel stacks that belong to drained waits, found by lock and thread."""
+    """The kernel stacks that belong to drained waits, found by lock, thread, lock type and slot.
+
+    Waits that have all of these in common have the stack of the first one. So a long wait does not count for
+    the place of short ones.
+    """
 
     def __init__(self, keys: Columns, values: Columns) -> None:
-        """Take the entries of the pair `stacks`. Of several stacks for a lock and thread the first counts."""
+        """Take the entries of the pair `stacks`. Of several stacks with one key the first counts."""
         self._values = values
         self._index = Index()
-        hashes, first = np.unique(mix(keys["address"], keys["tid"]), return_index=True)
+        key = mix(keys["address"], keys["tid"], keys["type"], keys["slot"])
+        hashes, first = np.unique(key, return_index=True)
         self._index.add(hashes, first)
 
-    def find(self, addresses: Columns, tids: Columns) -> Rows:
-        """Return the position of the stack of each lock and thread, -1 where there is none."""
-        return self._index.find(mix(addresses, tids))
+    def find(self, waits: Columns) -> Rows:
+        """Return the position of the stack of each wait, -1 where there is none.
+
+        `waits` are the keys of their entries in the pair `kernel_locks`.
+        """
+        return self._index.find(mix(waits["lock"], waits["tid"], waits["type"], waits["slot"]))
 
     def hashes(self, positions: Rows) -> Hashes:
         """Return a hash of the stack at each position, 0 where the position is -1."""

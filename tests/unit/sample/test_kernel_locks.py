@@ -90,22 +90,23 @@ class Host:
         *waits: tuple[int, int, tuple[int, ...]],
         now: float = NOW,
         wait_ns: int = 1000,
+        slots: Sequence[int] = (0,),
         for_mmap_lock: Sequence[bool] = (False,),
     ) -> None:
-        """Fold waits of `wait_ns` each: the lock, the thread and the stack.
+        """Fold waits of `wait_ns` each: the lock, the thread and the stack. `slots` are of the histogram.
 
         `for_mmap_lock` is whether each is, or all are, for the mmap_lock of the thread's address space.
         """
         addresses, tids = (np.array([wait[i] for wait in waits], np.uint64) for i in (0, 1))
         keys = np.zeros(len(waits), ENDED_KEY)
         values = np.zeros(len(waits), ENDED)
-        keys["lock"], keys["tid"] = addresses, tids
+        keys["lock"], keys["tid"], keys["slot"] = addresses, tids, slots
         values["waits"], values["wait_ns"], values["max_wait_ns"] = 1, wait_ns, wait_ns
         values["is_mmap_lock"] = for_mmap_lock
         names = np.empty(1, object)
         names[0] = SHOP
         processes = ProcessNames(cast(Any, names), np.zeros(len(waits), np.int64))
-        at = {"address": addresses, "tid": tids}
+        at = {"address": addresses, "tid": tids, "type": keys["type"], "slot": keys["slot"]}
         frames = {"kernel": np.array([(*stack, 0, 0)[:2] for _, _, stack in waits], np.uint64)}
         window = Window(keys, values, np.ones(len(waits), np.uint64), processes, has_detail=True)
         self.aggregates.fold(window, Stacks(cast(Any, at), cast(Any, frames)), now)
@@ -199,6 +200,14 @@ def test_a_new_lock_whose_name_follows_from_its_stack_counts_under_it_at_once(ho
     assert host.site_counts() == {("pipe->mutex", "pipe_write"): 2, ("other", "other"): 1}
     (question,) = host.asked
     assert (question.address, question.stack) == (LOCK + 128, (1, 3))
+
+
+def test_a_long_wait_does_not_count_for_the_place_of_a_short_one(host: Host) -> None:
+    """Both are of one thread, for one lock, and in the same second."""
+    host.known[1, 2] = LockAnswer(0, False, "mmap_lock", "lock_mm_and_find_vma")
+    host.known[3, 4] = LockAnswer(0, False, "mmap_lock", "do_munmap")
+    host.fold((LOCK, 1, (1, 2)), (LOCK, 1, (3, 4)), slots=(2, 16))
+    assert host.site_counts() == {("mmap_lock", "lock_mm_and_find_vma"): 1, ("mmap_lock", "do_munmap"): 1}
 
 
 def test_a_lock_whose_question_was_lost_with_a_namer_is_asked_for_again(host: Host) -> None:
