@@ -231,7 +231,7 @@ class Sampler:
             collector.refused_releases,
             collector.control,
             self._resolver,
-            self._identities.identify_process,
+            self._identities.identify_thread,
             per_second,
             time.monotonic(),
         )
@@ -380,7 +380,7 @@ class Sampler:
         if self._is_wanted(tgid):
             return True
         (_, comm), is_wanted = self._identities.identify_process(tgid, time.monotonic_ns())
-        return is_wanted or not comm
+        return is_wanted or not comm or self._processes.is_gone(tgid)
 
     def _is_wanted(self, tgid: int) -> bool:
         return self._identities.identify_process(tgid, 0)[1]

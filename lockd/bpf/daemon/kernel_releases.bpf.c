@@ -10,7 +10,7 @@
 #define RELEASE_FRAMES 28 /* some eight of them belong to the wake-up and to this program */
 
 struct kernel_release { /* sample of a wait for a kernel lock that ended by END_RELEASE */
-    struct release release;
+    struct release_sample sample;
     u64 frames[RELEASE_FRAMES]; /* stack of the thread that released the lock, innermost first, up to a 0 */
 };
 
@@ -133,7 +133,7 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
     if (!release.weight)
         return;
     if (end != END_RELEASE) {
-        output_release(&release);
+        output_release(&release, task);
         return;
     }
 #ifdef WITH_CAUSES
@@ -145,7 +145,8 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
         refuse_sample(release.weight);
         return;
     }
-    record->release = release;
+    record->sample.release = release;
+    identify(task, &record->sample.who);
     __builtin_memset(record->frames, 0, sizeof(record->frames));
     bpf_get_stack(ctx, record->frames, sizeof(record->frames), 0);
     releases.ringbuf_submit(record, BPF_RB_NO_WAKEUP);

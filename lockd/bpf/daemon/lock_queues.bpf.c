@@ -38,6 +38,11 @@ struct release {
 };
 
 #ifndef TRACE /* a trace counts all releases, and samples none */
+struct release_sample { /* each record of a sample begins with it */
+    struct release release;
+    struct who who; /* the thread that waited */
+};
+
 BPF_RINGBUF_OUTPUT(releases, RELEASES_PAGES); /* the sampler looks at it with every tick */
 
 enum refused { REFUSED_SAMPLES, REFUSED_NS };
@@ -210,10 +215,17 @@ static __always_inline void refuse_sample(u64 weight)
         *refused += weight;
 }
 
-/* Report a sample that needs no stack. */
-static __always_inline void output_release(struct release *release)
+/* Report a sample of a wait of `task` that needs no stack. */
+static __always_inline void output_release(struct release *release, u64 task)
 {
-    if (releases.ringbuf_output(release, sizeof(*release), BPF_RB_NO_WAKEUP))
+    struct release_sample *sample = releases.ringbuf_reserve(sizeof(struct release_sample));
+
+    if (!sample) {
         refuse_sample(release->weight);
+        return;
+    }
+    sample->release = *release;
+    identify(task, &sample->who);
+    releases.ringbuf_submit(sample, BPF_RB_NO_WAKEUP);
 }
 #endif

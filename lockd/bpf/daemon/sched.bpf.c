@@ -276,7 +276,7 @@ static __always_inline void leave_its_queue(void *ctx, u64 task, u32 tid, struct
     }
 #endif
 #ifdef WITH_USER_HOLDERS
-    leave_user_queue(ctx, tid, t, woken, now);
+    leave_user_queue(ctx, task, tid, t, woken, now);
 #endif
 }
 #endif

@@ -52,7 +52,7 @@ static __always_inline void count_release(void *ctx, struct release *release, u6
 #define RELEASE_FUNCTIONS 8
 
 struct captured_release { /* sample of a wait for a user-space lock that ended by END_RELEASE */
-    struct release release;
+    struct release_sample sample;
     struct capture by; /* the thread that released the lock */
     u64 python[RELEASE_FUNCTIONS]; /* the code objects of its Python functions, innermost first, up to a 0 */
 };
@@ -242,8 +242,8 @@ static __always_inline u64 take_gil_waits(u32 tid, struct gil_waits *sum, u64 no
     return now - sum->last < GIL_WAITS_NS && sum->tid != tid ? waited : 0;
 }
 
-/* Report a sample of a release by the current thread, with a capture of this thread. */
-static __always_inline void output_user_release(void *ctx, struct release *release)
+/* Report a sample of a release by the current thread, with a capture of this thread. `task` has waited. */
+static __always_inline void output_user_release(void *ctx, struct release *release, u64 task)
 {
     struct captured_release *record = releases.ringbuf_reserve(sizeof(struct captured_release));
 
@@ -251,7 +251,8 @@ static __always_inline void output_user_release(void *ctx, struct release *relea
         refuse_sample(release->weight);
         return;
     }
-    record->release = *release;
+    record->sample.release = *release;
+    identify(task, &record->sample.who);
     record->by.bytes = 0;
     __builtin_memset(record->by.frames, 0, sizeof(record->by.frames));
     fill_capture(ctx, bpf_get_current_task(), &record->by);
@@ -297,7 +298,7 @@ static __always_inline void give_up_gil(void *ctx, u32 tid, struct thread *t, u6
     release.times.blocked = 0;
     __builtin_memset(&release.times.absence, 0, sizeof(release.times.absence));
 #endif
-    output_user_release(ctx, &release);
+    output_user_release(ctx, &release, bpf_get_current_task()); /* all these threads are of one process */
 }
 #endif
 
@@ -323,9 +324,10 @@ static __always_inline void join_user_queue(void *ctx, u64 task, u32 tid, struct
 #endif
 }
 
-/* The wait of the thread `tid`, whose entry is `t` and which is in the queue of a lock in user space, ends at
- * `now`. If the thread is not being `woken`, it is not known how the wait ends. */
-static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *t, bool woken, u64 now)
+/* The wait of `task`, which is in the queue of a lock in user space, ends at `now`; `t` is its entry. If the
+ * thread is not being `woken`, it is not known how the wait ends. */
+static __always_inline void leave_user_queue(void *ctx, u64 task, u32 tid, struct thread *t, bool woken,
+                                             u64 now)
 {
     u64 key = queue_of(t->call.uaddr, t->tgid);
     u8 end = woken ? end_of_user_wait(t) : END_NO_RELEASE;
@@ -359,13 +361,13 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
     if (!release.weight)
         return;
     if (end != END_RELEASE) {
-        output_release(&release);
+        output_release(&release, task);
         return;
     }
 #ifdef WITH_CAUSES
     if (!release.times.known)
         describe_unfollowed(&release.times, since, release.waited, now);
 #endif
-    output_user_release(ctx, &release);
+    output_user_release(ctx, &release, task);
 #endif
 }

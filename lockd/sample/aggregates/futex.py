@@ -132,9 +132,9 @@ class FutexAggregates:
         chosen = np.flatnonzero(~later & ~np.isin(self._kinds[kinds], NOT_CONTENTION))
         if len(chosen):
             weights = np.array([releases[i].weight_ns for i in chosen.tolist()], np.int64)
-            described = chosen, tgids[chosen], kinds[chosen], addresses[chosen], weights
+            described = chosen, chosen, kinds[chosen], addresses[chosen], weights
             waits = name_waits(*described, identify_by(releases))
-            rows = self._lock_rows(waits, waits.tgids, waits.addresses, waits.kinds, now)
+            rows = self._lock_rows(waits, tgids[waits.tids], waits.addresses, waits.kinds, now)
             self.holders.add(rows, [releases[i] for i in waits.tids.tolist()], now)
         return [releases[i] for i in np.flatnonzero(later).tolist()]
 

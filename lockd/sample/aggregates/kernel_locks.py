@@ -133,11 +133,10 @@ class KernelLockAggregates:
         """
         assert self.holders
         numbers = np.arange(len(releases))
-        tgids = np.array([release.tgid for release in releases], np.int64)
         types = np.array([release.kind for release in releases], np.int64)
         addresses = np.array([release.address for release in releases], np.uint64)
         weights = np.array([release.weight_ns for release in releases], np.int64)
-        waits = name_waits(numbers, tgids, types, addresses, weights, identify_by(releases))
+        waits = name_waits(numbers, numbers, types, addresses, weights, identify_by(releases))
         chosen = [releases[i] for i in waits.tids.tolist()]
         rows = self.sites.rows_of_most_waited(waits.addresses, waits.kinds, waits.processes)
         has_name = (rows >= 0) & (self._contention.locks["series_code"][rows] != 0)

@@ -8,7 +8,6 @@ lock was last released (lockd/bpf/daemon/lock_queues.bpf.c), and say what the ho
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from lockd.kernel.manifest import Layout, Manifest
 from lockd.kernel.pairs import Control
 from lockd.kernel.rings import Ring, RingReader
 from lockd.names.client import Resolver
-from lockd.names.labels.processes import NO_NAME, Name
+from lockd.names.labels.processes import Name
 from lockd.names.labels.reasons import Reasons
 from lockd.names.protocol import (
     NO_RELEASE,
@@ -70,8 +69,7 @@ class Release:
     tgid: int
     """The process that waited: that of the thread which was woken."""
     process: Name
-    """Unit and comm of the process when the sample was read. A process that had ended by then has NO_NAME
-    until its own events tell its name."""
+    """Unit and comm of the process when the wait ended."""
     address: int
     kind: int
     """The kind of a user-space lock as the programs knew it (enum futex_kind), or the type of a kernel lock
@@ -99,13 +97,15 @@ def has_causes(manifest: Manifest) -> bool:
     """Whether the programs' samples say what the holder of the lock has done."""
     names = "release_record", "kernel_release_record"
     records = [struct_dtype(info.value) for info in manifest.maps if info.name in names]
-    return any("times" in (record["release"].names or ()) for record in records)
+    return any("times" in (record["sample"]["release"].names or ()) for record in records)
 
 
 def identify_by(releases: Sequence[Release]) -> Callable[[int, int], tuple[Name, bool]]:
-    """Return a function like Identities.identify_process() for the processes of these releases."""
-    names = {release.tgid: release.process for release in releases}
-    return lambda tgid, since: (names[tgid], True)
+    """Return a function like Identities.identify_process() that takes the position of a release for an id.
+
+    One process may have several names: it may have called exec between two releases.
+    """
+    return lambda position, since: (releases[position].process, True)
 
 
 def causes_of(seen: Any, weight_ns: int, reasons: Reasons) -> dict[str, int]:
@@ -218,13 +218,13 @@ class Releases(SampleCounts):
         refused: PerCpuCounters,
         control: Control,
         resolver: Resolver,
-        identify: Callable[[int, int], tuple[Name, bool]],
+        identify: Callable[[Any], tuple[Name, bool]],
         per_second: int,
         now: float,
     ) -> None:
         """`user_record` and `kernel_record` are the layouts of the ring's records for user-space locks and
         for kernel locks; one of them is empty if the programs sample no such locks. `identify` is
-        Identities.identify_process().
+        Identities.identify_thread().
         """
         super().__init__(refused, SamplePace(per_second, now))
         self._reader = RingReader(ring)
@@ -232,9 +232,9 @@ class Releases(SampleCounts):
         self._kernel_record = struct_dtype(kernel_record) if kernel_record else None
         some = self._user_record or self._kernel_record
         assert some
-        self._release = some["release"]
+        self._sample = some["sample"]
         self._reasons = Reasons(enums, constants)
-        self._has_causes = "times" in (self._release.names or ())
+        self._has_causes = "times" in (self._sample["release"].names or ())
         kinds, ends = enums["futex_kind"], enums["wait_end"]
         self._user_kinds = {kinds.index("lock"), kinds.index("pi")} if self._user_record else set()
         self._kernel_kinds = set(range(len(enums["lock_type"]))) if self._kernel_record else set()
@@ -276,25 +276,13 @@ class Releases(SampleCounts):
         return all(release.tick > tick for release in self._waiting.values())
 
     def take(self, now: float) -> list[Release]:
-        """Return the releases whose holders and processes are known, or which were read ANSWER_SECONDS ago.
-
-        A release whose process turns out to be left out by the filter is dropped. One whose process never
-        gets a name is counted as refused, unless the filter wants processes without a name.
-        """
+        """Return the releases whose holders are known, or were asked for ANSWER_SECONDS ago."""
         taken = []
         for token, release in list(self._waiting.items()):
-            is_due = now >= release.taken + ANSWER_SECONDS
-            is_wanted = True
-            if release.process == NO_NAME:
-                release.process, is_wanted = self._identify(release.tgid, 0)
-            if not is_due and (not release.holder or release.process == NO_NAME):
-                continue
-            del self._waiting[token]
-            release.holder = release.holder or UNKNOWN_HOLDER
-            if is_wanted:
-                taken.append(release)
-            elif release.process == NO_NAME:
-                self._refuse(release.weight_ns)
+            if not release.holder and now >= release.taken + ANSWER_SECONDS:
+                release.holder = UNKNOWN_HOLDER
+            if release.holder:
+                taken.append(self._waiting.pop(token))
         return taken
 
     def refuse_waiting(self) -> None:
@@ -309,15 +297,16 @@ class Releases(SampleCounts):
             self._waiting[next(self._tokens)] = release
 
     def _note_record(self, record: memoryview, now: float, tick: int) -> None:
-        seen: Any = np.frombuffer(record, self._release, 1)[0]
+        sample: Any = np.frombuffer(record, self._sample, 1)[0]
+        seen = sample["release"]
         tgid, address, kind, weight_ns = (int(seen[name]) for name in ("tgid", "address", "kind", "weight"))
         in_kernel, end = bool(seen["in_kernel"]), int(seen["end"])
         kinds = self._kernel_kinds if in_kernel else self._user_kinds
         is_whole = end == self._release_end or end in self._holders
         if not is_whole or kind not in kinds or not 0 < weight_ns <= MOST_WEIGHT_NS:
             return  # the record was read before it was complete, see RingReader
-        process, is_wanted = self._identify(tgid, time.monotonic_ns())
-        if not is_wanted and process != NO_NAME:
+        process, is_wanted = self._identify(sample["who"])
+        if not is_wanted:
             return
         if len(self._waiting) >= MOST_WAITING:
             self._refuse(weight_ns)

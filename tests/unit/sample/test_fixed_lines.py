@@ -40,12 +40,13 @@ def manifest_of(config: Config) -> Manifest:
     )
     release = {"names": ["release"], "formats": [{"names": ["times"], "formats": ["u8"], "offsets": [0],
                "itemsize": 8}], "offsets": [0], "itemsize": 8}  # fmt: skip
+    record = {"names": ["sample"], "formats": [release], "offsets": [0], "itemsize": 8}
     records = ("release_record", "kernel_release_record") if config.profile.samples_per_second else ()
     return Manifest(
         attached_ns=0,
         chosen=(Chosen("futex", "calls", "tracepoint", ""),) * (config.programs.futex.mode == "calls"),
         hooks=(),
-        maps=tuple(MapInfo(name, 1, "u4", cast("Any", release)) for name in records),
+        maps=tuple(MapInfo(name, 1, "u4", cast("Any", record)) for name in records),
         functions=(),
         enums=source.enums,
         constants={**source.constants, "SLOTS": 28, "SLOT_NONE": 255},

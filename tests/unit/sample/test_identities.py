@@ -44,6 +44,15 @@ def test_each_event_has_the_process_that_it_would_have_among_others(known: Ident
     assert known.identify_thread(events[1][0]) == (("", "cron"), False)
 
 
+def test_a_process_that_has_ended_keeps_the_name_of_its_last_event(tmp_path: Path) -> None:
+    """Both names come in the same fold, and procfs has none."""
+    processes = Processes(Units(tmp_path), tmp_path)
+    known = Identities(processes, Filter())
+    events = [who(tgid, comm) for comm in (b"bash", b"make") for tgid in range(100, 150)]
+    known.numbers(np.concatenate(events))
+    assert {processes.comm(tgid) for tgid in range(100, 150)} == {"make"}
+
+
 def test_another_filter_holds_for_events_that_were_seen_before(known: Identities) -> None:
     event = who(8, b"cron")[0]
     assert not known.identify_thread(event)[1]

@@ -13,7 +13,6 @@ import pytest
 from lockd.columns import wide_sums
 from lockd.kernel.manifest import Manifest, MapInfo
 from lockd.names.client import Resolver
-from lockd.names.labels.processes import NO_NAME
 from lockd.names.labels.reasons import Reasons
 from lockd.names.protocol import NO_RELEASE, HolderAnswer
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
@@ -27,7 +26,6 @@ from lockd.sample.aggregates.lock_holders import (
     LockHolders,
 )
 from lockd.sample.locks.releases import (
-    ANSWER_SECONDS,
     MOST_WEIGHT_NS,
     NextLock,
     Release,
@@ -35,6 +33,7 @@ from lockd.sample.locks.releases import (
     SampleCounts,
     SamplePace,
     causes_of,
+    identify_by,
 )
 from lockd.sample.series.limits import Limits, LineBudget
 
@@ -110,20 +109,11 @@ def test_what_waits_for_a_name_at_the_end_counts_as_refused() -> None:
     assert not releases.has_waiting
 
 
-def test_a_process_that_has_ended_gets_its_name_from_its_events() -> None:
-    """Its last waits, which are drained with the sample or later, have its name. The filter needs it."""
-    names = {1: (WAITER, True), 2: (("", "cron"), False), 3: (NO_NAME, False)}
-    releases = Releases.__new__(Releases)
-    SampleCounts.__init__(releases, cast("Any", None), SamplePace(1, 0.0))
-    releases._identify = lambda tgid, since: (NO_NAME, False)
-    releases._waiting = {tgid: replace(release("h", 10 + tgid), tgid=tgid, process=NO_NAME) for tgid in names}
-    assert releases.take(1.0) == []
-    assert releases.has_waiting
-    releases._identify = lambda tgid, since: names[tgid]
-    assert [(one.tgid, one.process) for one in releases.take(2.0)] == [(1, WAITER)]
-    assert releases.take(ANSWER_SECONDS) == []
-    assert releases.refused_here == (1, 13)
-    assert not releases.has_waiting
+def test_a_release_counts_for_the_name_that_its_process_had() -> None:
+    """A process calls exec between two of its waits."""
+    before, after = replace(release("h"), process=("", "bash")), replace(release("h"), process=("", "make"))
+    identify = identify_by([before, after])
+    assert [identify(position, 0) for position in range(2)] == [(("", "bash"), True), (("", "make"), True)]
 
 
 def rows_of(contention: ContentionTables, named: int, nameless: int = 0) -> np.ndarray:
@@ -308,7 +298,8 @@ def kernel_row(
 def kernel_locks() -> tuple[ContentionTables, KernelLockAggregates]:
     contention, limits = ContentionTables(lambda tgid, tid: "", 64), Limits()
     release = {"names": ["weight"], "formats": ["<u8"], "offsets": [0], "itemsize": 8}
-    layout = {"names": ["release"], "formats": [release], "offsets": [0], "itemsize": 8}
+    sample = {"names": ["release"], "formats": [release], "offsets": [0], "itemsize": 8}
+    layout = {"names": ["sample"], "formats": [sample], "offsets": [0], "itemsize": 8}
     record = MapInfo("kernel_release_record", 1, "u32", layout)
     manifest = Manifest(0, (), (), (record,), (), {"lock_type": TYPES}, {"SLOTS": 28})
     return contention, KernelLockAggregates(manifest, limits, LineBudget(limits), contention, Resolver())
