@@ -60,9 +60,9 @@ MOST_WAITING = 1024
 """Most samples that are kept until the functions of their stacks are known. More are refused."""
 THREADS_AT_FIRST = 1000
 """The number of threads that are assumed to wait all the time, for the pace of the first samples."""
-WAITS_PER_SAMPLE, QUIET_PART = 30, 10
-"""One thread is to be captured for every WAITS_PER_SAMPLE waits, but in a second no more threads than the
-configured number and no fewer than 1/QUIET_PART of it: a quiet host has fewer captures than configured."""
+BUSY_WAITS, QUIET_PART = 600, 10
+"""The waits in a second with which as many threads are to be captured as configured. With fewer waits there
+are fewer captures in proportion, but no fewer than 1/QUIET_PART."""
 
 
 @dataclass
@@ -447,9 +447,9 @@ class WaitSamples(SampleCounts):
             elif seen["kind"] == self._ends:
                 self._note_end(seen, record, now, tick)
         if now >= self._since + 1.0:
-            busy = (waits - self._waits_then) / (now - self._since) / WAITS_PER_SAMPLE
+            busyness = min((waits - self._waits_then) / (now - self._since) / BUSY_WAITS, 1.0)
             quiet = max(self._per_second // QUIET_PART, 1)
-            self._pace.set_rate(min(max(int(busy), quiet), self._per_second))
+            self._pace.set_rate(max(int(self._per_second * busyness), quiet))
             self._since, self._waits_then = now, waits
         self._pace.note(captures, now)
         self._set_pace()
