@@ -46,9 +46,9 @@ class Phase:
 
     def measure(self, daemon: Lockd, rounds: int, seconds: float) -> None:
         for _ in range(rounds):
-            began, before, busy_before = time.monotonic(), _taken(daemon), busy()
+            began, before, busy_before = time.monotonic(), taken_by_processes(daemon), busy()
             time.sleep(seconds)
-            passed, after = time.monotonic() - began, _taken(daemon)
+            passed, after = time.monotonic() - began, taken_by_processes(daemon)
             mine = 0.0
             for name in PROCESSES:
                 share = sum(ns - before[name].get(pid, 0) for pid, ns in after[name].items()) / 1e9 / passed
@@ -76,7 +76,7 @@ def _row(name: str, shares: list[float], memory: str) -> str:
     return f"| {name} | {statistics.median(shares):.2%} | {spread} | {memory} |"
 
 
-def _taken(daemon: Lockd) -> dict[str, dict[int, int]]:
+def taken_by_processes(daemon: Lockd) -> dict[str, dict[int, int]]:
     """The CPU time of each process in nanoseconds, by its name and its present process id."""
     pids = pids_of(daemon.process.pid)
     return {name: {pids[name]: taken(pids[name])} if name in pids else {} for name in PROCESSES}

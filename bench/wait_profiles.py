@@ -2,7 +2,8 @@
 
 `python -m bench.wait_profiles` writes bench/build/wait_profiles.json and .md. The daemon and
 `lockd trace offcpu` look at the same minute of each load. The report has the shares of the stacks with most
-time in the trace, as both see them, the largest difference between the two, and the total time in both.
+time in the trace, as both see them, the largest difference between the two, the total time in both, and what
+the daemon's processes took of a processor.
 
 The trace captures more of each stack. So a stack of the daemon that ends before one of the trace counts as
 that one. Several frames in a row of code without names count as one, because how many there are is a guess.
@@ -25,6 +26,7 @@ from pathlib import Path
 from bench import results
 from bench.database import database
 from bench.host import say
+from bench.idle import taken_by_processes
 from tests.support.lockd_process import CHECKOUT, Lockd
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -168,9 +170,11 @@ def compare(name: str, seconds: int, per_second: int) -> dict[str, object]:
                  *whose, str(seconds + 2)], stderr=subprocess.DEVNULL,
             ):  # fmt: skip
                 time.sleep(2)
+                began, before = time.monotonic(), taken_by_processes(lockd)
                 sampled = of_daemon(lockd, comms, seconds)
+                passed, after = time.monotonic() - began, taken_by_processes(lockd)
         traced = of_trace(directory / "trace", ".*" if whose else comms)
-        taken = lockd.metrics().sum("lockd_wait_samples_total")
+        samples = lockd.metrics().sum("lockd_wait_samples_total")
     sampled = matched(sampled, traced)
     in_trace, in_daemon = sum(traced.values()), sum(sampled.values())
     largest = sorted(traced, key=traced.__getitem__, reverse=True)[:LARGEST]
@@ -186,7 +190,11 @@ def compare(name: str, seconds: int, per_second: int) -> dict[str, object]:
         "load": name,
         "traced_s": in_trace / 1e6,
         "sampled_s": in_daemon / 1e6,
-        "samples": taken,
+        "samples": samples,
+        "processor": {
+            name: sum(ns - before[name].get(pid, 0) for pid, ns in of_one.items()) / 1e9 / passed
+            for name, of_one in after.items()
+        },
         "rows": rows,
     }
 
@@ -196,13 +204,16 @@ def as_text(found: list[dict[str, object]]) -> str:
     for one in found:
         rows = one["rows"]
         assert isinstance(rows, list)
+        processor = one["processor"]
+        assert isinstance(processor, dict)
+        took = ", ".join(f"{name} {share:.1%}" for name, share in processor.items())
         worst = max((abs(row["traced"] - row["sampled"]) for row in rows), default=0.0)
         lines += [
             f"## {one['load']}",
             "",
             f"{one['traced_s']:.1f} s in the trace, {one['sampled_s']:.1f} s in the profile;"
             f" {one['samples']:.0f} samples of all processes;"
-            f" the largest difference is {100 * worst:.1f} points.",
+            f" the largest difference is {100 * worst:.1f} points. Of one processor the daemon took: {took}.",
             "",
             "| traced | sampled | stack, innermost function first |",
             "|---|---|---|",
