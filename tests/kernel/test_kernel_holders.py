@@ -97,11 +97,9 @@ def test_the_code_that_made_threads_wait_is_found(lock: str, module: LockModule,
         comm = new_comm()
         roles = {"holder": f"hold_in_turns {SECONDS * 1000} {lock}", "asker*3": f"ask {lock}"}
         before = {way: metrics.sum(REFUSED) for way, metrics in daemons.metrics().items()}
-        truth = module.run(Script(roles, lingers=True), comm).turns
-        seen = daemons.metrics()
-        module.end_threads()
+        truth = module.run(Script(roles), comm).turns
         off = []
-        for way, metrics in seen.items():
+        for way, metrics in daemons.metrics().items():
             refused = metrics.sum(REFUSED) - before[way]  # of the locks of any process
             found = held(metrics, comm, lock_type=LOCK_TYPES[lock], lock=f"lockd_test_{lock}")
             print(lock, way, truth, dict(found), f"{sum(found.values()):.3f} s, {refused:.3f} s refused")
@@ -150,17 +148,15 @@ def found_holders(script: Script, module: LockModule, daemons: Daemons) -> dict[
     """Run a script; return, by way, for how long each holder of a lock has made its threads wait.
 
     The script runs twice, and what the first run adds is left out: a release counts for a lock without a name
-    if the name is not found in time.
+    if the name is not found in time. The threads end at once, mostly before lockd reads their samples.
     """
     comm = new_comm()
-    script = Script(script.roles, ROUNDS, lingers=True)
     module.run(script, comm)
     for lockd in daemons.running.values():
         lockd.waited_for(comm=comm)
     before = daemons.metrics()
     module.run(script, comm)
     after = daemons.metrics()
-    module.end_threads()
     return {way: held(metrics, comm) - held(before[way], comm) for way, metrics in after.items()}
 
 
@@ -184,7 +180,7 @@ def test_a_thread_that_gives_up_and_lets_another_in_is_no_holder(
         "writer": "held 1 rwsem, down_write_killable rwsem",
         "second": "asleep 1 rwsem, down_read rwsem, up_read rwsem",
     }
-    for way, found in found_holders(Script(roles), module, daemons).items():
+    for way, found in found_holders(Script(roles, ROUNDS), module, daemons).items():
         assert list(found) == [NO_RELEASE], way
         assert found[NO_RELEASE] >= ROUNDS * HOLD_US / 1e6, way
 
