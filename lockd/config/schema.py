@@ -258,7 +258,10 @@ class Maps:
         "from 16384 to 262144.",
     )
     stacks: int = key(
-        power_of_two(64, LARGEST_MAP), "1024", "Call stacks that can be taken in the kernel in one period."
+        power_of_two(64, LARGEST_MAP),
+        "1024",
+        "Call stacks that can be taken in the kernel in one period. A thread takes one for each kernel lock "
+        "that it waits for, and more if its waits for that lock differ in type or length.",
     )
 
     def for_machine(self, cpus: int, memory_bytes: int) -> Maps:

@@ -380,7 +380,7 @@ class Sampler:
         if self._is_wanted(tgid):
             return True
         (_, comm), is_wanted = self._identities.identify_process(tgid, time.monotonic_ns())
-        return is_wanted or not comm or self._processes.is_gone(tgid)
+        return is_wanted or not comm
 
     def _is_wanted(self, tgid: int) -> bool:
         return self._identities.identify_process(tgid, 0)[1]

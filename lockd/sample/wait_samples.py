@@ -65,6 +65,12 @@ BUSY_WAITS, QUIET_PART = 600, 10
 are fewer captures in proportion, but no fewer than 1/QUIET_PART."""
 
 
+def captures_wanted(configured: int, waits_per_second: float) -> int:
+    """How many threads are to be captured in a second; `configured` is the most."""
+    busyness = min(waits_per_second / BUSY_WAITS, 1.0)
+    return max(int(configured * busyness), configured // QUIET_PART, 1)
+
+
 @dataclass
 class NamedStack:
     """A captured stack, whose functions may not be known yet."""
@@ -447,9 +453,8 @@ class WaitSamples(SampleCounts):
             elif seen["kind"] == self._ends:
                 self._note_end(seen, record, now, tick)
         if now >= self._since + 1.0:
-            busyness = min((waits - self._waits_then) / (now - self._since) / BUSY_WAITS, 1.0)
-            quiet = max(self._per_second // QUIET_PART, 1)
-            self._pace.set_rate(max(int(self._per_second * busyness), quiet))
+            waits_per_second = (waits - self._waits_then) / (now - self._since)
+            self._pace.set_rate(captures_wanted(self._per_second, waits_per_second))
             self._since, self._waits_then = now, waits
         self._pace.note(captures, now)
         self._set_pace()

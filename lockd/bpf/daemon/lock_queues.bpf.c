@@ -40,7 +40,7 @@ struct release {
 #ifndef TRACE /* a trace counts all releases, and samples none */
 struct release_sample { /* each record of a sample begins with it */
     struct release release;
-    struct who who; /* the thread that waited */
+    struct who who; /* a thread of the process that waited */
 };
 
 BPF_RINGBUF_OUTPUT(releases, RELEASES_PAGES); /* the sampler looks at it with every tick */

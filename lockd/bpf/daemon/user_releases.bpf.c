@@ -242,7 +242,8 @@ static __always_inline u64 take_gil_waits(u32 tid, struct gil_waits *sum, u64 no
     return now - sum->last < GIL_WAITS_NS && sum->tid != tid ? waited : 0;
 }
 
-/* Report a sample of a release by the current thread, with a capture of this thread. `task` has waited. */
+/* Report a sample of a release by the current thread, with a capture of this thread. `task` is of the process
+ * that has waited. */
 static __always_inline void output_user_release(void *ctx, struct release *release, u64 task)
 {
     struct captured_release *record = releases.ringbuf_reserve(sizeof(struct captured_release));

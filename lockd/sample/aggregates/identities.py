@@ -93,8 +93,9 @@ class Identities:
                 self._forget()
                 numbers[:] = -1
             fresh, first = np.unique(keys[numbers < 0], return_index=True)
-            fresh, first = fresh[(order := np.argsort(first))], first[order]
-            # In the order of the rows, the name before an exec mostly comes before the one after it.
+            # Rows of older windows come first, and so do mostly the names that processes had before an exec.
+            order = np.argsort(first)
+            fresh, first = fresh[order], first[order]
             positions = np.flatnonzero(numbers < 0)[first]
             learnt = np.array([self._learn(who[i]) for i in positions], np.int64)
             self._index.add(fresh, learnt)

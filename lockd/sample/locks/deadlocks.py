@@ -59,6 +59,11 @@ MESSAGE_ID = "6a1c0f3f4b6e4d0e9f0b7c9a52d1e8b4"
 """Message id of a deadlock in the journal: `journalctl MESSAGE_ID=...` lists them."""
 
 
+def _formed(ring: Sequence[Wait]) -> int:
+    """When the last thread of a ring began to wait (monotonic clock in ns)."""
+    return max(wait.since for wait in ring)
+
+
 @dataclass
 class Deadlock:
     """One ring of threads."""
@@ -84,7 +89,7 @@ class Deadlock:
     @property
     def formed(self) -> int:
         """When the last thread of the ring began to wait (monotonic clock in ns)."""
-        return max(wait.since for wait in self.threads)
+        return _formed(self.threads)
 
     @property
     def id(self) -> str:
@@ -302,7 +307,7 @@ class Deadlocks:
             key = frozenset((wait.tid, wait.since) for wait in ring)
             if key not in self._known:
                 # A process may have got another name before it began to wait.
-                process, _ = self._identify(ring[0].tgid, max(wait.since for wait in ring))
+                process, _ = self._identify(ring[0].tgid, _formed(ring))
                 self._known[key] = known = Deadlock(ring, process)
                 if key in self._reported_before:
                     known.is_reported = known.is_logged = True
@@ -312,7 +317,8 @@ class Deadlocks:
 
     def _is_wanted(self, ring: Sequence[Wait]) -> bool:
         """Whether the filter wants at least one process of a ring."""
-        return any(self._identify(tgid, 0)[1] for tgid in {wait.tgid for wait in ring})
+        formed = _formed(ring)
+        return any(self._identify(tgid, formed)[1] for tgid in {wait.tgid for wait in ring})
 
     def _report(self, clock: int) -> None:
         if clock >= self._log_period_ends:

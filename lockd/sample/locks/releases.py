@@ -303,6 +303,7 @@ class Releases(SampleCounts):
         in_kernel, end = bool(seen["in_kernel"]), int(seen["end"])
         kinds = self._kernel_kinds if in_kernel else self._user_kinds
         is_whole = end == self._release_end or end in self._holders
+        is_whole &= int(sample["who"]["tgid"]) == tgid
         if not is_whole or kind not in kinds or not 0 < weight_ns <= MOST_WEIGHT_NS:
             return  # the record was read before it was complete, see RingReader
         process, is_wanted = self._identify(sample["who"])

@@ -25,6 +25,7 @@ from lockd.sample.wait_samples import (
     WaitSamples,
     _Begun,
     _Completed,
+    captures_wanted,
     find_returns,
 )
 from tests.support.maps import Map
@@ -418,3 +419,9 @@ def test_a_record_of_another_wait_does_not_end_the_one_that_has_begun(began: int
     fields = {"tid": 1, "waker": 0, "weight": weight_ns, "began": began, "who": 0}
     samples._note_end(fields, memoryview(b""), 0.0, 0)
     assert (set(samples._begun), samples.taken) == ({1}, 0)
+
+
+def test_a_quiet_host_has_fewer_captures_than_configured() -> None:
+    assert [captures_wanted(20, waits) for waits in (0, 60, 300, 600, 100_000)] == [2, 2, 10, 20, 20]
+    assert [captures_wanted(200, waits) for waits in (0, 60, 300, 600, 100_000)] == [20, 20, 100, 200, 200]
+    assert captures_wanted(1, 0) == 1

@@ -70,7 +70,7 @@ struct thread {
     struct truth truth[TYPES];
 };
 
-/* One script being run, or whose threads live on. */
+/* A script that runs, or that has ended and whose threads live on. */
 struct run {
     struct run *before; /* of those whose threads live on */
     char comm[TASK_COMM_LEN];

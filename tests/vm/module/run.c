@@ -191,11 +191,11 @@ static int run_script(char *text)
     failed = parse(run, text);
     if (!failed) {
         forget_turns();
+        memset(truths, 0, sizeof(truths));
         failed = make_threads(run);
     }
     if (!failed)
         failed = play_all(run);
-    memset(truths, 0, sizeof(truths));
     for (thread = run->threads; !failed && thread < run->threads + run->thread_count; thread++)
         add_truth(thread);
     if (!failed && run->lingers) {
