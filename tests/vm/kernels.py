@@ -139,6 +139,10 @@ ONLY_ON = {
         f"6.1 6.12 {NEWEST}",
         "readers of 5.10 spin for an rwsem and may get it without sleeping (until 617f3ef95177, 5.11)",
     ),
+    "test_kernel_sites.py::test_long_waits_count_where_they_happen_beside_short_ones_of_the_same_thread": (
+        f"6.1 6.12 {NEWEST}",
+        "readers of 5.10 spin for an rwsem, and get it in the short waits without sleeping",
+    ),
     "test_trace_offcpu_originals.py": ("5.10", "the other tool says the same on every kernel"),
     "test_trace_kernel_functions.py::test_side_by_side_with_bcc": (
         NEWEST,
