@@ -6,7 +6,7 @@ time in the trace, as both see them, the largest difference between the two, the
 the daemon's processes took of a processor.
 
 The trace captures more of each stack. So a stack of the daemon that ends before one of the trace counts as
-that one. Several frames in a row of code without names count as one, because how many there are is a guess.
+that one. A stack ends for both at its first frame of code without names, because what follows is a guess.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def of_daemon(lockd: Lockd, comms: str, seconds: int) -> Times:
     address = f"http://{lockd.address}/debug/pprof/offcpu?seconds={seconds}"
     times: Times = defaultdict(float)
     for frames, us in stacks_of(address, comms).items():
-        times[without_repeats(frames[1:-1])] += us
+        times[up_to_nameless(frames[1:-1])] += us
     return times
 
 
@@ -130,14 +130,13 @@ def of_trace(path: Path, comms: str) -> Times:
     """Return the profile of the trace."""
     times: Times = defaultdict(float)
     for frames, us in stacks_of(path, comms).items():
-        times[without_repeats(frames)] += us
+        times[up_to_nameless(frames)] += us
     return times
 
 
-def without_repeats(frames: Stack) -> Stack:
-    return tuple(
-        frame for i, frame in enumerate(frames) if frame != NAMELESS or i == 0 or frames[i - 1] != NAMELESS
-    )
+def up_to_nameless(frames: Stack) -> Stack:
+    """Return the frames up to the first one of code without names."""
+    return frames[: frames.index(NAMELESS) + 1] if NAMELESS in frames else frames
 
 
 def matched(sampled: Times, traced: Times) -> Times:
