@@ -14,6 +14,7 @@ struct span {
 static struct span holds[MOST], waits[MOST];
 static _Atomic long held_often, waited_often, paused, stopped;
 static _Thread_local int64_t asked; /* when this thread asked for the lock */
+static _Thread_local int64_t awake; /* the time for which it had been awake then: see time_awake() */
 static const struct held_lock *lock;
 
 static long random_us(long mean) /* from half of the mean to one and a half */
@@ -23,13 +24,21 @@ static long random_us(long mean) /* from half of the mean to one and a half */
     return mean / 2 + (long)((state >> 8) % mean);
 }
 
+/* Return for how long this thread has run or waited for a processor, in ns. Many locks spin, and call
+ * sched_yield(), before their threads sleep. No holder is charged for that time. */
+static int64_t time_awake(void)
+{
+    return thread_cpu_ns() + queued_ns();
+}
+
 void held(int which)
 {
     int64_t begin = now_ns();
     if (which == HOLDERS) {
+        int64_t asleep = asked + time_awake() - awake;
         long at = waited_often++;
         if (at < MOST)
-            waits[at] = (struct span){asked, begin, which};
+            waits[at] = (struct span){asleep < begin ? asleep : begin, begin, which};
         return;
     }
     nap(random_us(means_us[which]));
@@ -41,6 +50,7 @@ void held(int which)
 static void *ask(void *unused)
 {
     while (!stopped) {
+        awake = time_awake();
         asked = now_ns();
         if (!paused)
             lock->ask();

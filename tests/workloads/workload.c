@@ -66,8 +66,7 @@ int64_t now_ns(void)
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* The time that this thread has run so far. */
-static int64_t cpu_ns(void)
+int64_t thread_cpu_ns(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -78,7 +77,7 @@ struct before before(void)
 {
     struct rusage usage;
     getrusage(RUSAGE_THREAD, &usage);
-    int64_t cpu = cpu_ns();
+    int64_t cpu = thread_cpu_ns();
     return (struct before){now_ns(), cpu, usage.ru_nvcsw, usage.ru_nivcsw};
 }
 
@@ -91,7 +90,7 @@ static void raise_to(_Atomic int64_t *max, int64_t value)
 
 void after(struct waits *w, struct before b)
 {
-    int64_t ns = now_ns() - b.ns, on_cpu = cpu_ns() - b.cpu_ns;
+    int64_t ns = now_ns() - b.ns, on_cpu = thread_cpu_ns() - b.cpu_ns;
     struct rusage usage;
     getrusage(RUSAGE_THREAD, &usage);
     w->waits++;

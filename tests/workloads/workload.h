@@ -63,6 +63,7 @@ extern struct waits naps;
 struct before before(void);
 void after(struct waits *w, struct before b);
 void add_waits(struct waits *sum, const struct waits *w);
+int64_t thread_cpu_ns(void); /* the time that this thread has run so far */
 int64_t queued_ns(void); /* what this thread ever spent on the run queue; 0 if not known */
 void say_futex(const char *kind, const struct waits *w); /* "kind": {...} */
 void say_offcpu(const char *state, const char *reason, const struct waits *w);
