@@ -7,21 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from lockd.columns import structs, wide_sums
-from lockd.columns.index import Groups, Rows, mix
+from lockd.columns.index import Groups, Hashes, Rows, mix
 from lockd.columns.structs import Columns
 from lockd.columns.wide_sums import WIDE
 from lockd.kernel.manifest import Manifest
 from lockd.names.protocol import ANON
-from lockd.sample.aggregates.contention import NOT_CONTENTION, ContentionTables, ThreadRows, lock_key
+from lockd.sample.aggregates.contention import NOT_CONTENTION, ContentionTables, lock_key
 from lockd.sample.aggregates.futex_calls import FutexCalls
+from lockd.sample.aggregates.identities import ProcessNames
 from lockd.sample.aggregates.lock_holders import LockHolders
 from lockd.sample.aggregates.lock_series import LockSeries
-from lockd.sample.aggregates.ongoing import Moment, OngoingWaits, name_waits
+from lockd.sample.aggregates.ongoing import Moment, OngoingWaits
 from lockd.sample.aggregates.window import Window, add_slots
-from lockd.sample.locks.releases import Release, has_causes, identify_by
+from lockd.sample.locks.releases import Release, has_causes, processes_of
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.locks.waits import JOIN
 from lockd.sample.series.block import Block, with_windows
+from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.ranking import merits
 from lockd.sample.series.series import Series
@@ -112,7 +114,9 @@ class FutexAggregates:
         keys, values, contention = blocked.keys, blocked.values, self._contention
         numbers = values["blocked_ns"], values["calls"], values["max_blocked_ns"]
         threads = contention.thread_rows("futex", blocked, keys["kind"], self._kinds, now)
-        lock_rows = self._lock_rows(blocked, values["who"]["tgid"], keys["uaddr"], keys["kind"], now)
+        lock_rows = self._lock_rows(
+            blocked.codes, blocked.processes, values["who"]["tgid"], keys["uaddr"], keys["kind"], now
+        )
         contention.add_waits(contention.threads, threads, *numbers)
         contention.add_waits(contention.locks, lock_rows, *numbers)
         contention.note_lock_threads(lock_rows, threads, keys["tid"], now)
@@ -131,19 +135,19 @@ class FutexAggregates:
         later = self._user_locks.is_undecided(tgids, addresses, kinds, now)
         chosen = np.flatnonzero(~later & ~np.isin(self._kinds[kinds], NOT_CONTENTION))
         if len(chosen):
-            weights = np.array([releases[i].weight_ns for i in chosen.tolist()], np.int64)
-            described = chosen, chosen, kinds[chosen], addresses[chosen], weights
-            waits = name_waits(*described, identify_by(releases))
-            rows = self._lock_rows(waits, tgids[waits.tids], waits.addresses, waits.kinds, now)
-            self.holders.add(rows, [releases[i] for i in waits.tids.tolist()], now)
+            taken = [releases[i] for i in chosen.tolist()]
+            codes = np.array([hash_labels(release.process) for release in taken], np.uint64)
+            locks = tgids[chosen], addresses[chosen], kinds[chosen]
+            self.holders.add(self._lock_rows(codes, processes_of(taken), *locks, now), taken, now)
         return [releases[i] for i in np.flatnonzero(later).tolist()]
 
     def _lock_rows(
-        self, waits: ThreadRows, tgids: Columns, addresses: Columns, kinds: Columns, now: float
-    ) -> Rows:
+        self, codes: Hashes, processes: ProcessNames, tgids: Columns, addresses: Columns, kinds: Columns,
+        now: float,
+    ) -> Rows:  # fmt: skip
         """Return the row in the table of locks of each wait. The arrays have one item per wait."""
-        key = lock_key("futex", tgids, addresses, kinds, waits.codes)
-        rows = self.locks.lock_rows(key, tgids, addresses, kinds, waits.processes, now)
+        key = lock_key("futex", tgids, addresses, kinds, codes)
+        rows = self.locks.lock_rows(key, tgids, addresses, kinds, processes, now)
         self._set_names(rows, now)
         return rows
 
@@ -199,7 +203,9 @@ class FutexAggregates:
         if len(has_holder) and moment.has_detail:
             described = (one[has_holder] for one in (tids, tgids, kinds, call["uaddr"], waited_ns))
             waits = moment.name_waits(*described)
-            self._lock_rows(waits, waits.tgids, waits.addresses, waits.kinds, moment.now)
+            self._lock_rows(
+                waits.codes, waits.processes, waits.tgids, waits.addresses, waits.kinds, moment.now
+            )
         self._ask_lasting(tids, threads, waited_ns, moment.now)
 
     def _blocked(self, moment: Moment) -> tuple[Columns, Columns, Columns]:
@@ -237,7 +243,9 @@ class FutexAggregates:
         if not waiting.has_detail:
             waiting.write_gauges(self.locks.series, self.locks.nameless_rows(kind, now))
             return
-        lock_rows = self._lock_rows(waiting, waiting.tgids, waiting.addresses, kind, now)
+        lock_rows = self._lock_rows(
+            waiting.codes, waiting.processes, waiting.tgids, waiting.addresses, kind, now
+        )
         waiting.write_gauges(self.locks.series, self.locks.waiting_rows(lock_rows, waiting.waited_ns, now))
         groups = Groups(lock_rows)
         self._contention.locks["waiting"][groups.rows] = groups.sum(np.ones(len(lock_rows)))

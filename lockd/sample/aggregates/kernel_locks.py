@@ -20,9 +20,9 @@ from lockd.sample.aggregates.contention import ContentionTables, lock_key
 from lockd.sample.aggregates.hold_table import note_mmap_locks
 from lockd.sample.aggregates.lock_holders import LockHolders
 from lockd.sample.aggregates.lock_series import ASKED_AT_ONCE, LockSeries
-from lockd.sample.aggregates.ongoing import LASTING_NS, Moment, OngoingWaits, name_waits
+from lockd.sample.aggregates.ongoing import LASTING_NS, Moment, OngoingWaits
 from lockd.sample.aggregates.window import Stacks, Window, add_slots
-from lockd.sample.locks.releases import Release, has_causes, identify_by
+from lockd.sample.locks.releases import Release, has_causes, processes_of
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.ranking import merits
@@ -132,17 +132,13 @@ class KernelLockAggregates:
         A release whose lock has no name after NAMELESS_SECONDS is counted as `other`.
         """
         assert self.holders
-        numbers = np.arange(len(releases))
         types = np.array([release.kind for release in releases], np.int64)
         addresses = np.array([release.address for release in releases], np.uint64)
-        weights = np.array([release.weight_ns for release in releases], np.int64)
-        waits = name_waits(numbers, numbers, types, addresses, weights, identify_by(releases))
-        chosen = [releases[i] for i in waits.tids.tolist()]
-        rows = self.sites.rows_of_most_waited(waits.addresses, waits.kinds, waits.processes)
+        rows = self.sites.rows_of_most_waited(addresses, types, processes_of(releases))
         has_name = (rows >= 0) & (self._contention.locks["series_code"][rows] != 0)
-        is_due = has_name | np.array([now >= one.taken + NAMELESS_SECONDS for one in chosen], np.bool_)
-        self.holders.add(rows[is_due], list(itertools.compress(chosen, is_due)), now)
-        return list(itertools.compress(chosen, ~is_due))
+        is_due = has_name | np.array([now >= one.taken + NAMELESS_SECONDS for one in releases], np.bool_)
+        self.holders.add(rows[is_due], list(itertools.compress(releases, is_due)), now)
+        return list(itertools.compress(releases, ~is_due))
 
     def note_ongoing(self, moment: Moment) -> None:
         """Replace what is known of the waits that have not ended.

@@ -32,6 +32,7 @@ from lockd.names.protocol import (
 )
 from lockd.names.unwind.capture import decode_captures
 from lockd.process.clock import NS
+from lockd.sample.aggregates.identities import ProcessNames
 
 RUNNING = "running"
 """The cause of a wait if the holder ran meanwhile."""
@@ -100,12 +101,11 @@ def has_causes(manifest: Manifest) -> bool:
     return any("times" in (record["sample"]["release"].names or ()) for record in records)
 
 
-def identify_by(releases: Sequence[Release]) -> Callable[[int, int], tuple[Name, bool]]:
-    """Return a function like Identities.identify_process() that takes the position of a release for an id.
-
-    One process may have several names: it may have called exec between two releases.
-    """
-    return lambda position, since: (releases[position].process, True)
+def processes_of(releases: Sequence[Release]) -> ProcessNames:
+    """Return the process of each release. One process may have several names, if it has called exec."""
+    names = np.empty(len(releases), object)
+    names[:] = [release.process for release in releases]
+    return ProcessNames(names, np.arange(len(releases)))
 
 
 def causes_of(seen: Any, weight_ns: int, reasons: Reasons) -> dict[str, int]:

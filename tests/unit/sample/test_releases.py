@@ -33,7 +33,7 @@ from lockd.sample.locks.releases import (
     SampleCounts,
     SamplePace,
     causes_of,
-    identify_by,
+    processes_of,
 )
 from lockd.sample.series.limits import Limits, LineBudget
 
@@ -112,8 +112,8 @@ def test_what_waits_for_a_name_at_the_end_counts_as_refused() -> None:
 def test_a_release_counts_for_the_name_that_its_process_had() -> None:
     """A process calls exec between two of its waits."""
     before, after = replace(release("h"), process=("", "bash")), replace(release("h"), process=("", "make"))
-    identify = identify_by([before, after])
-    assert [identify(position, 0) for position in range(2)] == [(("", "bash"), True), (("", "make"), True)]
+    processes = processes_of([before, after])
+    assert [processes[position] for position in range(2)] == [("", "bash"), ("", "make")]
 
 
 def rows_of(contention: ContentionTables, named: int, nameless: int = 0) -> np.ndarray:
