@@ -66,8 +66,8 @@ QUIET_SECONDS = 180.0
 so a namer should not come and go with every job of a host."""
 MOST_ENDING = 3
 """The number of killed namers that have not ended, at which no other namer is started. Each keeps its memory
-for as long as it hangs. One user id can make only one of them hang, see Shares.hold(), but a user with
-subordinate ids (subuid(5)) has many user ids."""
+for as long as it hangs. One user can make only one of them hang, see Shares.hold(). A user can have ids that
+lockd does not know of (SubordinateIds), and so be several users."""
 CLOSED_SECONDS = 1.0
 """Seconds that a namer may take to end after it has closed its socket."""
 ENDING_SECONDS = 1.0

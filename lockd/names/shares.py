@@ -7,6 +7,7 @@ import io
 import logging
 import mmap
 import os
+import pwd
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,10 +24,13 @@ for the first answer."""
 FORGOTTEN_AT = 10_000
 """If there are more accounts of processes and users than this, accounts without a debt are forgotten."""
 ROOT, NOBODY = 0, -1
+FIRST_USER = 1000
+"""The lowest id of a user that is a person: UID_MIN of login.defs(5). Users with lower ids are services."""
+SUBORDINATE_IDS = Path("/etc/subuid")
 BENCH, REFUSED = struct.Struct("=qq"), struct.Struct("=Q")
 
 Turn = tuple[int, int]
-"""A process that the namer works for, and the id of the user that the process runs as; NOBODY if unknown."""
+"""A process that the namer works for, and the id of the user that it belongs to; NOBODY if unknown."""
 
 
 class Bench:
@@ -62,14 +66,57 @@ class Bench:
         REFUSED.pack_into(self._memory, BENCH.size, refused)
 
 
+class SubordinateIds:
+    """The ranges of user ids that a file like /etc/subuid gives to users (subuid(5)).
+
+    A person with such a range, for example for rootless containers, can start processes with any id of it.
+    Ranges of root and of services are left out: a service such as a container engine gives each id of its
+    range to whom it likes. The file is read again when it has changed. Lines that make no sense are skipped,
+    as newuidmap(1) skips them.
+    """
+
+    def __init__(self, path: Path = SUBORDINATE_IDS) -> None:
+        self._path = path
+        self._version: tuple[int, int, int] | None = None
+        """What stat() said of the file that was read last: inode, size and time of change in nanoseconds."""
+        self._ranges: list[tuple[range, int]] = []
+        """Each range, and the id of the person that it belongs to."""
+        self._read_changed()
+
+    def owner(self, user: int) -> int:
+        """The id of the person whose range has the id `user`; `user` itself if it is in nobody's range."""
+        self._read_changed()
+        return next((owner for ids, owner in self._ranges if user in ids), user)
+
+    def _read_changed(self) -> None:
+        """Read the file if it has changed. While it cannot be read, what was read last stays."""
+        with contextlib.suppress(OSError):
+            status = os.stat(self._path)
+            version = status.st_ino, status.st_size, status.st_mtime_ns
+            if version != self._version:
+                self._ranges = list(_ranges_of_people(self._path.read_text(errors="replace")))
+                self._version = version
+
+
+def _ranges_of_people(text: str) -> Iterator[tuple[range, int]]:
+    """The ranges that the lines NAME:FIRST:COUNT give to people. NAME is a user's name or id."""
+    for line in text.splitlines():
+        name, _, ids = line.partition(":")
+        first, _, count = ids.partition(":")
+        with contextlib.suppress(ValueError, KeyError):  # a line in error; a user that is gone
+            owner = int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid
+            if owner >= FIRST_USER:
+                yield range(int(first), int(first) + int(count)), owner
+
+
 class Shares:
     """Grants turns to processes. A turn is the namer's work for one process.
 
     Each process has an account, to which the seconds of its turns are charged as a debt. All processes of one
     user also have an account in common, unless the user is unknown or root: most of a host's processes run as
-    root. In each second a debt falls by `share` seconds. While it is above SAVED_SECONDS, turns are refused.
-    `owing` are turns that made an earlier namer end, and the seconds that each still owes. `clock` returns
-    seconds.
+    root. An id in a person's range of `subordinate_ids` counts as that person. In each second a debt falls by
+    `share` seconds. While it is above SAVED_SECONDS, turns are refused. `owing` are turns that made an
+    earlier namer end, and the seconds that each still owes. `clock` returns seconds.
     """
 
     def __init__(
@@ -79,8 +126,10 @@ class Shares:
         bench: Bench | None = None,
         owing: Sequence[tuple[Turn, float]] = (),
         clock: Callable[[], float] = time.monotonic,
+        subordinate_ids: SubordinateIds | None = None,
     ) -> None:
         self._procfs, self.share, self._bench, self._clock = procfs, share, bench, clock
+        self._subordinate_ids = subordinate_ids or SubordinateIds()
         self._delay = _Delay()
         self._owed: dict[Turn, tuple[float, float]] = {}
         """The seconds that each account owed, and when. Keys are (process, NOBODY) and (NOBODY, user)."""
@@ -159,9 +208,11 @@ class Shares:
             self._warned &= self._owed.keys()
 
     def _user(self, tgid: int) -> int:
-        """The id of the user that a process runs as, or last ran as before it ended; NOBODY if unknown."""
+        """The id of the user that a process belongs to, or last belonged to before it ended; NOBODY if
+        unknown."""
         with contextlib.suppress(OSError):
-            self._users[tgid] = os.stat(self._procfs / str(tgid)).st_uid
+            user = os.stat(self._procfs / str(tgid)).st_uid
+            self._users[tgid] = user and self._subordinate_ids.owner(user)
         return self._users.get(tgid, NOBODY)
 
     def keep(self, alive: set[int]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.shares import ANSWER_SECONDS, NOBODY, SAVED_SECONDS, Shares
+from lockd.names.shares import ANSWER_SECONDS, NOBODY, SAVED_SECONDS, Shares, SubordinateIds
 from lockd.process.clock import TICKS
 
 SHARE = 0.1
@@ -72,6 +72,42 @@ def test_processes_of_one_user_have_one_share_and_roots_each_their_own(host: Hos
     may = [host.work(tgid, SAVED_SECONDS / 10 + 0.5) for tgid in users]
     assert (may[0], may[-1]) == (True, False)
     assert all(host.work(tgid, SAVED_SECONDS / 10 + 0.5) for tgid in (*roots, other))
+
+
+def shares_with(host: Host, subordinate_ids: str) -> Path:
+    """Give the host's users these ranges of ids, and return the file that says so."""
+    path = host.root / "subuid"
+    path.write_text(subordinate_ids)
+    host.shares = Shares(host.root, SHARE, clock=lambda: host.now, subordinate_ids=SubordinateIds(path))
+    return path
+
+
+def all_may_work(host: Host, users: range) -> bool:
+    """Whether processes of ten users are all allowed to work, which together take more than one share."""
+    first = 1 + max((int(path.name) for path in host.root.iterdir() if path.name.isdigit()), default=0)
+    tgids = [host.start(first + at, user) for at, user in enumerate(users[:10])]
+    return all(host.work(tgid, SAVED_SECONDS / 10 + 1) for tgid in tgids + tgids[:1])
+
+
+def test_the_subordinate_ids_of_a_person_have_one_share(host: Host) -> None:
+    path = shares_with(host, "1000:100000:65536\nnobody:200000:10\nin error\n1000:x:5\nnot-a-user:300000:9\n")
+    assert not all_may_work(host, range(100_000, 165_536))
+    assert not host.work(host.start(900, 1000), 0)
+    assert host.work(host.start(901, 1001), 0)
+    assert not all_may_work(host, range(200_000, 200_010))
+    assert all_may_work(host, range(200_010, 200_020))
+    assert all_may_work(host, range(300_000, 300_010))
+    with path.open("a") as file:
+        file.write("1002:400000:65536\n")
+    assert not all_may_work(host, range(400_000, 465_536))
+    path.unlink()
+    assert not all_may_work(host, range(400_010, 465_536))
+
+
+def test_each_id_that_root_or_a_service_was_given_has_its_own_share(host: Host) -> None:
+    shares_with(host, "root:100000:65536\n0:200000:65536\n999:300000:65536\n")
+    for first in (100_000, 200_000, 300_000):
+        assert all_may_work(host, range(first, first + 65_536))
 
 
 def test_a_process_that_has_ended_is_still_its_users(host: Host) -> None:
