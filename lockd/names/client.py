@@ -40,7 +40,7 @@ from lockd.names.protocol import (
 )
 from lockd.names.shares import ANSWER_SECONDS, SAVED_SECONDS, Bench, Turn
 from lockd.process import isolation, memory
-from lockd.process.clock import cpu_seconds
+from lockd.process.clock import cpu_seconds_with_children
 
 log = logging.getLogger(__name__)
 
@@ -536,10 +536,11 @@ class Namer:
         """Seconds of CPU time that the namer and its children, living and ended, have taken so far."""
         if self._child.returncode is None:
             with contextlib.suppress(OSError):  # the namer has just ended: has_ended() will read its CPU time
-                own = cpu_seconds(self.pid)
+                own = cpu_seconds_with_children(self.pid)
                 children = Path(f"/proc/{self.pid}/task/{self.pid}/children")  # some kernels lack this file
                 living = children.read_text().split() if children.exists() else ()
-                self._cpu_seconds = max(own + sum(map(cpu_seconds, map(int, living))), self._cpu_seconds)
+                of_living = sum(map(cpu_seconds_with_children, map(int, living)))
+                self._cpu_seconds = max(own + of_living, self._cpu_seconds)
         return self._cpu_seconds
 
     def kill(self) -> None:

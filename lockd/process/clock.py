@@ -15,12 +15,17 @@ CPUCLOCK_SCHED = 2
 
 
 def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, in seconds. Raises OSError if there is no such process."""
+    return time.clock_gettime(~pid << 3 | CPUCLOCK_SCHED)
+
+
+def cpu_seconds_with_children(pid: int) -> float:
     """CPU time of a process so far, in seconds, with that of its children that it has waited for.
 
     Raises OSError if there is no such process.
     """
     user, system = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[13:15]
-    return time.clock_gettime(~pid << 3 | CPUCLOCK_SCHED) + (int(user) + int(system)) / TICKS
+    return cpu_seconds(pid) + (int(user) + int(system)) / TICKS
 
 
 def suspended_ns() -> int:

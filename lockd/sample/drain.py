@@ -141,7 +141,16 @@ class Backlog:
 
     def all(self) -> Entries:
         """Return all rows that are not folded. They stay in the backlog."""
-        return self._rows(self.first, self._end)
+        return self.since(self.first)
+
+    @property
+    def end(self) -> int:
+        """The number that the next drained row gets."""
+        return self._end
+
+    def since(self, number: int) -> Entries:
+        """Return the rows from this number on that are not folded. They stay in the backlog."""
+        return self._rows(max(number, self.first), self._end)
 
     def clear(self) -> None:
         self.take(len(self))
@@ -250,8 +259,8 @@ class Collector:
         """Whether a window has ended that is not drained. The sampler before this one may have left one."""
         self._began = -inf
         """When the current window began, by the monotonic clock in seconds."""
-        self.is_fold_due = False
-        """Whether rows were drained that should be folded within a second. Sampler.fold() resets it."""
+        self.has_rows_of_processes = False
+        """Whether a drained row may be about a process other than lockd's. Sampler.fold() resets it."""
         self.losses, self.control = self._maps.losses, self._maps.control
         self.program_times = ProgramTimes(
             lambda: int(self._maps.run_times.read()[0]), manifest.constants["TIMED_RUNS"]
@@ -324,7 +333,7 @@ class Collector:
         self._drained_windows += 1
         is_everything = self._drained_windows <= 2 or self._drained_windows % DRAIN_ALL_EVERY == 0
         written = self._maps.written
-        self.is_fold_due |= is_everything or written.has_ended_with("processes")
+        self.has_rows_of_processes |= is_everything or written.has_ended_with("processes")
         self._saved.is_draining = True
         for name, backlog in self.backlogs.items():
             is_due = is_everything or written.has_ended_with(name)

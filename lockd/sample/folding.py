@@ -59,6 +59,8 @@ class Folding:
         self._note_futex_calls = note_futex_calls
         self._first_process_id = first_process_id
         self._backlogs = {name: rows for name, rows in collector.backlogs.items() if name != STACKS}
+        self._named: dict[str, int] = {}
+        """For each pair, the number of the first entry that name_processes() has not seen."""
         self.tick = 0
         """The number of the tick in which entries were last drained."""
         self._undecided: Entries | None = None
@@ -120,6 +122,22 @@ class Folding:
             self._fold(name, rows, now)
         if not self._backlogs.get(KERNEL_LOCKS):
             self._collector.forget_stacks()
+
+    def name_processes(self) -> None:
+        """Look up the names of all processes that entries are about, without folding the entries.
+
+        By the time of the fold, a process or its cgroup may be gone. The names are remembered until then.
+        """
+        for name, backlog in self._backlogs.items():
+            keys, values = backlog.since(self._named.get(name, 0))
+            self._named[name] = backlog.end
+            if name.endswith(OVER):
+                continue
+            for who in values["who"]:  # there are few, so that this takes less time than numbers()
+                self._identities.identify_thread(who)
+            aggregates = self._aggregates.get(name)
+            if isinstance(aggregates, OffcpuAggregates):
+                aggregates.name_wakers(keys)
 
     def _advance(self, now: float) -> None:
         for aggregates in self._aggregates.values():

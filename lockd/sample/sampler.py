@@ -63,11 +63,11 @@ WINDOWS = 3
 """So many calls of Collector.drain() that return True drain all events before a Collector.end_window(): their
 window ends, a grace period passes (lockd/kernel/pairs.py), and the window is drained."""
 HOUSEKEEPING_SECONDS = 10.0
-LONGEST_UNFOLDED = 10.0
-"""Seconds after which drained rows are folded even if all are about lockd and kernel threads, and so are not
-urgent."""
 FEW_ROWS = 256
 """Up to this number of rows, a fold costs hardly more than its fixed part."""
+FEW_ROWS_SECONDS, OWN_ROWS_SECONDS = 5.0, 10.0
+"""The longest time between two folds while there are no more than FEW_ROWS rows, and while all rows are about
+lockd and kernel threads. With more rows it is a second."""
 SAVE_SECONDS = 5.0
 """Most seconds from a fold until its counts are saved. Rows that are not folded yet need no saving: they have
 been in the file since they were drained (Backlog)."""
@@ -214,8 +214,8 @@ class Sampler:
         self._surveyed_window = self._collector.control.number
         """The number of the window in which a survey was last made."""
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
-        self._fold_at_last = self._next_fold
-        """When all rows are folded even if none is urgent, by the monotonic clock in seconds."""
+        self._folded = -inf
+        """When all rows were last folded, by the monotonic clock in seconds."""
 
     def _sampled_releases(self, manifest: Manifest, per_second: int) -> Releases | None:
         """The sampled releases of locks; None if the programs sample none."""
@@ -455,18 +455,28 @@ class Sampler:
         self._only_drains = not self._only_drains and drained > FOLDED_ROWS
 
     def _fold_due_rows(self, now: float) -> None:
-        """Fold some rows at once if there are many; fold all once a second, or later if none is urgent."""
+        """Fold some rows at once if there are many. Once a second, fold all if that is due, and count the
+        samples."""
         if self._has_many_rows:
             if not self._only_drains:
                 self._folding.fold_some()
                 self._has_many_rows = self._collector.unfolded_rows > FOLDED_ROWS
                 self._fold_samples(now)
-                self._next_save = min(self._next_save, now + SAVE_SECONDS)
         elif now >= self._next_fold:
             self._next_fold = now + self.cpu_budget.survey_seconds
-            is_due = self._collector.is_fold_due or self._folding.undecided_calls
-            if is_due or self._has_samples or now >= self._fold_at_last:
+            if self._is_fold_due(now):
                 self.fold()
+            else:
+                if self._collector.has_rows_of_processes:
+                    self._folding.name_processes()
+                self._fold_samples(now)
+
+    def _is_fold_due(self, now: float) -> bool:
+        """Whether all rows are to be folded, though nobody has asked for their counts."""
+        is_about_processes = self._collector.has_rows_of_processes
+        if self._folding.undecided_calls or (is_about_processes and self._collector.unfolded_rows > FEW_ROWS):
+            return True
+        return now >= self._folded + (FEW_ROWS_SECONDS if is_about_processes else OWN_ROWS_SECONDS)
 
     def _exchange_names(self, now: float, is_survey_due: bool) -> None:
         """Ask the namer about locks that were captured, and take its answers."""
@@ -500,22 +510,15 @@ class Sampler:
 
     def fold(self) -> None:
         """Fold all drained rows, except futex calls whose locks are being looked up."""
-        now = time.monotonic()
-        self._collector.is_fold_due = False
-        self._fold_at_last = now + LONGEST_UNFOLDED
-        self._next_save = min(self._next_save, now + SAVE_SECONDS)
+        self._folded = now = time.monotonic()
+        self._collector.has_rows_of_processes = False
         self._folding.fold_all()
         self._fold_samples(now)
 
-    @property
-    def _has_samples(self) -> bool:
-        """Whether there are sampled releases or waits that are not counted."""
-        samples = (self._releases, self._wait_samples)
-        return any(of_sort is not None and of_sort.has_waiting for of_sort in samples)
-
     def _fold_samples(self, now: float) -> None:
         """Count the sampled releases whose holders are known, except those of locks without a name yet, and
-        the sampled waits whose stacks are known."""
+        the sampled waits whose stacks are known. Have all counts saved soon."""
+        self._next_save = min(self._next_save, now + SAVE_SECONDS)
         if self._wait_samples and self._wait_samples.has_waiting and self.offcpu:
             self.offcpu.stacks.add(self._wait_samples.take(now))
         if not self._releases or not self._releases.has_waiting:

@@ -115,7 +115,7 @@ class Identities:
         is_kept |= np.isin(self._tgids[: self._count], np.fromiter(alive, np.int64, len(alive)))
         is_kept[OVERFLOWED] = True
         self._index.keep(is_kept)
-        self._by_who.clear()
+        self._by_who = {who: number for who, number in self._by_who.items() if is_kept[number]}
         self._is_recent[:] = False
 
     def set_filter(self, wanted: Filter) -> None:
@@ -133,7 +133,7 @@ class Identities:
 
     def identify_thread(self, who: Any) -> tuple[Name, bool]:
         """Return the (unit, comm) of the process in a `struct who`, and whether the filter wants it."""
-        key = who.tobytes()
+        key = int(who["tgid"]), int(who["cgroup"]), who["comm"], bool(who["kernel_thread"])
         number = self._by_who.get(key)
         if number is None:
             (number,) = self.numbers(who.reshape(1)).tolist()
@@ -163,8 +163,9 @@ class Identities:
 
     def _forget(self) -> None:
         self._index.clear()
-        self._by_who: dict[bytes, int] = {}
-        """A cache of the number of each `struct who`, by its bytes: arrays of one element are slow."""
+        self._by_who: dict[tuple[int, int, bytes, bool], int] = {}
+        """The numbers of those processes for which identify_thread() was called: to look up one key in
+        `_index` is slow, as numpy is slow for arrays of one element."""
         self._count = 0
         # New arrays, as a ProcessNames may still have the old ones.
         self.names: Columns = np.empty(FIRST_ROOM, object)

@@ -118,6 +118,11 @@ class OffcpuAggregates:
         )
         wide_sums.add(self.wakers["sum_ns"], Groups(rows), blocked_ns)
 
+    def name_wakers(self, keys: Columns) -> None:
+        """Look up the names of the wakers in these keys of entries, which fold() will need."""
+        for tgid in set(keys["waker"].tolist()):
+            self._waker(tgid)
+
     def _waker(self, tgid: int) -> str:
         if tgid == 0:
             return INTERRUPT

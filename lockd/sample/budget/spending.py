@@ -88,7 +88,8 @@ class ProgramTimes:
 
 
 class RestartedProcess:
-    """CPU time of a process that is started anew when it ends, the ended processes included."""
+    """CPU time of a process that is started anew when it ends, the ended processes included. The process has
+    no children."""
 
     def __init__(self) -> None:
         self._pid = 0

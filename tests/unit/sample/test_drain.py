@@ -214,7 +214,7 @@ def test_only_the_pair_that_was_written_is_drained(clock: Clock) -> None:
     assert maps.flips == 2
     assert collector.drain()
     assert taken(collector) == [1]
-    assert collector.is_fold_due
+    assert collector.has_rows_of_processes
     assert sum(table.drains for table in kernel.tables["offcpu"]) == others
 
 
@@ -224,7 +224,7 @@ def test_few_entries_wait_for_a_while_or_for_somebody_who_asks(
 ) -> None:
     kernel = Kernel()
     collector, maps = begun(kernel)
-    collector.is_fold_due = False
+    collector.has_rows_of_processes = False
     kernel.begin("offcpu", marks)
     kernel.end_all()
     clock.now += longest * 0.9
@@ -234,7 +234,7 @@ def test_few_entries_wait_for_a_while_or_for_somebody_who_asks(
     assert collector.drain()
     assert collector.drain()
     assert taken(collector) == [1]
-    assert collector.is_fold_due == (marks == OF_PROCESS)
+    assert collector.has_rows_of_processes == (marks == OF_PROCESS)
     kernel.begin("offcpu", marks)
     kernel.end_all()
     collector.end_window()

@@ -22,9 +22,10 @@ from lockd.load.source import assemble
 from lockd.names.protocol import GoWaitsAnswer
 from lockd.process.clock import NS
 from lockd.sample import drain
+from lockd.sample import sampler as sampler_module
 from lockd.sample.aggregates.identities import Filter
 from lockd.sample.locks.runtimes import HOTSPOT
-from lockd.sample.sampler import Sampler, SamplerSettings
+from lockd.sample.sampler import FEW_ROWS_SECONDS, Sampler, SamplerSettings
 from tests.support.busy_host import FUTEX, FUTEX_KEY
 from tests.support.kernel_hold_host import WHO
 from tests.support.maps import Map
@@ -147,6 +148,38 @@ def drain_one_wait(keys_at: int, values_at: int, _: int) -> int:
     ctypes.memmove(keys_at, key.ctypes.data, key.nbytes)
     ctypes.memmove(values_at, value.ctypes.data, value.nbytes)
     return 1
+
+
+def test_few_rows_are_folded_late_but_their_processes_are_named_soon(
+    sampler: Sampler, procfs: Procfs
+) -> None:
+    assert sampler.futex
+    procfs.remove(TGID)
+    procfs.add(TGID, b"shop", cgroup=b"0::/system.slice/shop.service\n")
+    table = SimpleNamespace(entries=64, key=FUTEX_KEY, value=FUTEX, drain_into=drain_one_wait)
+    sampler._collector.backlogs["futex"].drain(cast("HashMap", table))
+    sampler._collector.has_rows_of_processes = True
+    sampler._folded, sampler._next_housekeeping = time.monotonic(), np.inf
+    sampler._next_fold = 0
+    sampler.tick()
+    assert sampler._collector.unfolded_rows == 1
+    procfs.remove(TGID)
+    sampler._folded -= FEW_ROWS_SECONDS
+    sampler._next_fold = 0
+    sampler.tick()
+    assert sampler._collector.unfolded_rows == 0
+    assert ("shop.service", "shop", "lock") in sampler.futex.by_kind.live()[1]
+
+
+def test_many_rows_are_folded_within_a_second(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "FEW_ROWS", 0)
+    table = SimpleNamespace(entries=64, key=FUTEX_KEY, value=FUTEX, drain_into=drain_one_wait)
+    sampler._collector.backlogs["futex"].drain(cast("HashMap", table))
+    sampler._collector.has_rows_of_processes = True
+    sampler._folded, sampler._next_housekeeping = time.monotonic(), np.inf
+    sampler._next_fold = 0
+    sampler.tick()
+    assert sampler._collector.unfolded_rows == 0
 
 
 def has_series(sampler: Sampler, later: float) -> bool:
