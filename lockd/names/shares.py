@@ -24,8 +24,9 @@ for the first answer."""
 FORGOTTEN_AT = 10_000
 """If there are more accounts of processes and users than this, accounts without a debt are forgotten."""
 ROOT, NOBODY = 0, -1
-FIRST_USER = 1000
-"""The lowest id of a user that is a person: UID_MIN of login.defs(5). Users with lower ids are services."""
+FIRST_USER, LAST_USER = 1000, (1 << 32) - 2
+"""The lowest and the highest id of a user that may be a person. Users below UID_MIN of login.defs(5) are
+services."""
 SUBORDINATE_IDS = Path("/etc/subuid")
 BENCH, REFUSED = struct.Struct("=qq"), struct.Struct("=Q")
 
@@ -79,14 +80,21 @@ class SubordinateIds:
         self._path = path
         self._version: tuple[int, int, int] | None = None
         """What stat() said of the file that was read last: inode, size and time of change in nanoseconds."""
-        self._ranges: list[tuple[range, int]] = []
-        """Each range, and the id of the person that it belongs to."""
-        self._read_changed()
+        self._ranges: list[tuple[range, str]] = []
+        """Each range, and the name or the id of the user that it belongs to."""
+        self._owners: dict[str, int] = {}
+        """The ids of those owners of ranges that were looked up, by name or id; NOBODY if it is no person."""
 
-    def owner(self, user: int) -> int:
-        """The id of the person whose range has the id `user`; `user` itself if it is in nobody's range."""
+    def person(self, user: int) -> int:
+        """The id of the person whose range has the id `user`; `user` itself if it is in no person's range."""
         self._read_changed()
-        return next((owner for ids, owner in self._ranges if user in ids), user)
+        name = next((name for ids, name in self._ranges if user in ids), None)
+        if name is None:
+            return user
+        if name not in self._owners:  # looked up when it is needed, as there may be thousands of users
+            self._owners[name] = _person(name)
+        owner = self._owners[name]
+        return user if owner == NOBODY else owner
 
     def _read_changed(self) -> None:
         """Read the file if it has changed. While it cannot be read, what was read last stays."""
@@ -94,19 +102,30 @@ class SubordinateIds:
             status = os.stat(self._path)
             version = status.st_ino, status.st_size, status.st_mtime_ns
             if version != self._version:
-                self._ranges = list(_ranges_of_people(self._path.read_text(errors="replace")))
-                self._version = version
+                self._ranges = list(_ranges(self._path.read_text(errors="replace")))
+                self._owners, self._version = {}, version
 
 
-def _ranges_of_people(text: str) -> Iterator[tuple[range, int]]:
-    """The ranges that the lines NAME:FIRST:COUNT give to people. NAME is a user's name or id."""
+def _ranges(text: str) -> Iterator[tuple[range, str]]:
+    """The ranges that the lines NAME:FIRST:COUNT give to users. NAME is a user's name or id."""
     for line in text.splitlines():
         name, _, ids = line.partition(":")
         first, _, count = ids.partition(":")
-        with contextlib.suppress(ValueError, KeyError):  # a line in error; a user that is gone
-            owner = int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid
-            if owner >= FIRST_USER:
-                yield range(int(first), int(first) + int(count)), owner
+        with contextlib.suppress(ValueError):  # a line in error
+            yield range(int(first), int(first) + int(count)), name
+
+
+def _person(name: str) -> int:
+    """The id of a user who is a person, by the user's name or id; NOBODY for other users, and if unknown.
+
+    The namer has no sockets, so that it finds users in files, and not those that only a directory service
+    knows.
+    """
+    try:
+        user = int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except (ValueError, KeyError):
+        return NOBODY
+    return user if FIRST_USER <= user <= LAST_USER else NOBODY
 
 
 class Shares:
@@ -212,7 +231,7 @@ class Shares:
         unknown."""
         with contextlib.suppress(OSError):
             user = os.stat(self._procfs / str(tgid)).st_uid
-            self._users[tgid] = user and self._subordinate_ids.owner(user)
+            self._users[tgid] = user and self._subordinate_ids.person(user)
         return self._users.get(tgid, NOBODY)
 
     def keep(self, alive: set[int]) -> None:

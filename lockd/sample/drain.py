@@ -186,8 +186,8 @@ class Collector:
     """Drains the maps of `manifest`, whose descriptors come first in `fds`, and keeps the rows in `saved`.
 
     Maps that programs write to must be drained before they are full. Folding has a fixed cost, much
-    of it numpy's. Drained rows are therefore kept and folded together: every second, or when there are many,
-    or when the exporter asks.
+    of it numpy's. Drained rows are therefore kept and folded together: when there are many, every few
+    seconds, or when the exporter asks.
 
     The programs mark the pairs that they add to (Written in lockd/kernel/pairs.py). Where nothing is marked
     there is nothing to do: no window ends, no grace period begins, and drain() makes no system call.
@@ -355,6 +355,11 @@ class Collector:
         for table in (self.known_locks, self.hotspots, self.cpythons):
             if table:
                 table.drain(self._maps.buffers)
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether kernel stacks were drained that belong to rows which are not folded."""
+        return STACKS in self.backlogs and len(self.backlogs[STACKS]) > 0
 
     def stacks(self) -> Entries:
         """Return the kernel stacks that belong to rows which are not folded."""

@@ -59,8 +59,8 @@ class Folding:
         self._note_futex_calls = note_futex_calls
         self._first_process_id = first_process_id
         self._backlogs = {name: rows for name, rows in collector.backlogs.items() if name != STACKS}
-        self._named: dict[str, int] = {}
-        """For each pair, the number of the first entry that name_processes() has not seen."""
+        self._seen: dict[str, int] = {}
+        """For each pair, the number of the first entry that look_at_new_rows() has not seen."""
         self.tick = 0
         """The number of the tick in which entries were last drained."""
         self._undecided: Entries | None = None
@@ -112,32 +112,39 @@ class Folding:
         self._advance(now)
         left = most
         for name in sorted(self._backlogs, key=lambda name: len(self._backlogs[name])):
+            first = self._backlogs[name].first
             rows = self._backlogs[name].take(left)
             if not len(rows[0]):
                 continue
             left -= len(rows[0])
             if name == FUTEX:
-                self._note_futex_calls(rows[0])
+                self._note_futex_calls(rows[0][max(self._seen.get(FUTEX, 0) - first, 0) :])
                 rows = self._hold_back(rows, np.full(len(rows[0]), self.tick), now)
             self._fold(name, rows, now)
         if not self._backlogs.get(KERNEL_LOCKS):
             self._collector.forget_stacks()
+        for name, aggregates in self._aggregates.items():
+            if isinstance(aggregates, OffcpuAggregates) and not self._backlogs[name]:
+                aggregates.forget_wakers()
 
-    def name_processes(self) -> None:
-        """Look up the names of all processes that entries are about, without folding the entries.
+    def look_at_new_rows(self) -> None:
+        """Do what cannot wait until the new entries are folded.
 
-        By the time of the fold, a process or its cgroup may be gone. The names are remembered until then.
+        Processes and their cgroups may be gone by then, so that the names of all processes are looked up, and
+        remembered. Calls that were refused a lock are looked for, as they are part of deadlocks.
         """
         for name, backlog in self._backlogs.items():
-            keys, values = backlog.since(self._named.get(name, 0))
-            self._named[name] = backlog.end
-            if name.endswith(OVER):
+            keys, values = backlog.since(self._seen.get(name, 0))
+            self._seen[name] = backlog.end
+            if name.endswith(OVER) or not len(keys):
                 continue
             for who in values["who"]:  # there are few, so that this takes less time than numbers()
                 self._identities.identify_thread(who)
             aggregates = self._aggregates.get(name)
             if isinstance(aggregates, OffcpuAggregates):
                 aggregates.name_wakers(keys)
+            elif name == FUTEX:
+                self._note_futex_calls(keys)
 
     def _advance(self, now: float) -> None:
         for aggregates in self._aggregates.values():

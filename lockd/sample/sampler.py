@@ -1,4 +1,4 @@
-"""The sampler: each tick drains the kernel's maps; once a second rows are folded and ongoing waits read.
+"""The sampler: each tick drains the kernel's maps; rows are folded and ongoing waits read less often.
 
 Sampler owns the aggregates of everything that the programs count, saves them for the next start, and makes of
 them the blocks with which the exporter answers requests.
@@ -65,9 +65,9 @@ window ends, a grace period passes (lockd/kernel/pairs.py), and the window is dr
 HOUSEKEEPING_SECONDS = 10.0
 FEW_ROWS = 256
 """Up to this number of rows, a fold costs hardly more than its fixed part."""
-FEW_ROWS_SECONDS, OWN_ROWS_SECONDS = 5.0, 10.0
-"""The longest time between two folds while there are no more than FEW_ROWS rows, and while all rows are about
-lockd and kernel threads. With more rows it is a second."""
+FEW_ROWS_SECONDS, OWN_ROWS_SECONDS = 4.5, 9.5
+"""Seconds after which rows are folded even if they are few, and even if all are about lockd and kernel
+threads. It is decided once a second, so that the time between two folds is half a second longer."""
 SAVE_SECONDS = 5.0
 """Most seconds from a fold until its counts are saved. Rows that are not folded yet need no saving: they have
 been in the file since they were drained (Backlog)."""
@@ -462,21 +462,28 @@ class Sampler:
                 self._folding.fold_some()
                 self._has_many_rows = self._collector.unfolded_rows > FOLDED_ROWS
                 self._fold_samples(now)
+                self._next_save = min(self._next_save, now + SAVE_SECONDS)
         elif now >= self._next_fold:
             self._next_fold = now + self.cpu_budget.survey_seconds
             if self._is_fold_due(now):
                 self.fold()
             else:
                 if self._collector.has_rows_of_processes:
-                    self._folding.name_processes()
+                    self._folding.look_at_new_rows()
                 self._fold_samples(now)
 
     def _is_fold_due(self, now: float) -> bool:
-        """Whether all rows are to be folded, though nobody has asked for their counts."""
-        is_about_processes = self._collector.has_rows_of_processes
-        if self._folding.undecided_calls or (is_about_processes and self._collector.unfolded_rows > FEW_ROWS):
+        """Whether all rows are to be folded, though nobody has asked for their counts.
+
+        Calls are held back, and sampled releases are kept, for some seconds only. Sampled releases and kernel
+        stacks need the rows of their locks.
+        """
+        if self._folding.undecided_calls or (self._releases and self._releases.has_waiting):
             return True
-        return now >= self._folded + (FEW_ROWS_SECONDS if is_about_processes else OWN_ROWS_SECONDS)
+        if not self._collector.has_rows_of_processes:
+            return now >= self._folded + OWN_ROWS_SECONDS
+        are_few = self._collector.unfolded_rows <= FEW_ROWS and not self._collector.has_stacks
+        return not are_few or now >= self._folded + FEW_ROWS_SECONDS
 
     def _exchange_names(self, now: float, is_survey_due: bool) -> None:
         """Ask the namer about locks that were captured, and take its answers."""
@@ -512,13 +519,13 @@ class Sampler:
         """Fold all drained rows, except futex calls whose locks are being looked up."""
         self._folded = now = time.monotonic()
         self._collector.has_rows_of_processes = False
+        self._next_save = min(self._next_save, now + SAVE_SECONDS)
         self._folding.fold_all()
         self._fold_samples(now)
 
     def _fold_samples(self, now: float) -> None:
         """Count the sampled releases whose holders are known, except those of locks without a name yet, and
-        the sampled waits whose stacks are known. Have all counts saved soon."""
-        self._next_save = min(self._next_save, now + SAVE_SECONDS)
+        the sampled waits whose stacks are known."""
         if self._wait_samples and self._wait_samples.has_waiting and self.offcpu:
             self.offcpu.stacks.add(self._wait_samples.take(now))
         if not self._releases or not self._releases.has_waiting:

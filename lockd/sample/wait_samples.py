@@ -60,6 +60,8 @@ MOST_WAITING = 1024
 """Most samples that are kept until the functions of their stacks are known. More are refused."""
 THREADS_AT_FIRST = 1000
 """The number of threads that are assumed to wait all the time, for the pace of the first samples."""
+LONGEST_UNCOUNTED = 10.0
+"""Seconds without a counted wait after which there are no waits. Waits are counted some seconds late."""
 BUSY_WAITS, QUIET_PART = 600, 10
 """The waits in a second with which as many threads are to be captured as configured. With fewer waits there
 are fewer captures in proportion, but no fewer than 1/QUIET_PART."""
@@ -452,7 +454,7 @@ class WaitSamples(SampleCounts):
                 self._note_begin(seen, record, now)
             elif seen["kind"] == self._ends:
                 self._note_end(seen, record, now, tick)
-        if now >= self._since + 1.0:
+        if now >= self._since + (1.0 if waits != self._waits_then else LONGEST_UNCOUNTED):
             waits_per_second = (waits - self._waits_then) / (now - self._since)
             self._pace.set_rate(captures_wanted(self._per_second, waits_per_second))
             self._since, self._waits_then = now, waits

@@ -115,7 +115,8 @@ class Identities:
         is_kept |= np.isin(self._tgids[: self._count], np.fromiter(alive, np.int64, len(alive)))
         is_kept[OVERFLOWED] = True
         self._index.keep(is_kept)
-        self._by_who = {who: number for who, number in self._by_who.items() if is_kept[number]}
+        for who in [who for who, number in self._by_who.items() if not is_kept[number]]:
+            del self._by_who[who]
         self._is_recent[:] = False
 
     def set_filter(self, wanted: Filter) -> None:

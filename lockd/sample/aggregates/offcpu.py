@@ -46,6 +46,8 @@ class OffcpuAggregates:
         self._reasons = Reasons(manifest.enums, manifest.constants)
         self._reason_names = np.array(REASON_NAMES, object)
         self._known_reasons: dict[tuple[int, int, int, int], int] = {}
+        self._wakers: dict[int, str] = {}
+        """The names of wakers that name_wakers() has looked up, by process id."""
         self._contention = contention
         self._processes = processes
         windows = dict(limits.windows)
@@ -119,11 +121,17 @@ class OffcpuAggregates:
         wide_sums.add(self.wakers["sum_ns"], Groups(rows), blocked_ns)
 
     def name_wakers(self, keys: Columns) -> None:
-        """Look up the names of the wakers in these keys of entries, which fold() will need."""
-        for tgid in set(keys["waker"].tolist()):
-            self._waker(tgid)
+        """Look up the names of the wakers in these keys of entries, for the next fold."""
+        for tgid in set(keys["waker"].tolist()) - self._wakers.keys() - {0}:
+            self._wakers[tgid] = self._waker(tgid)
+
+    def forget_wakers(self) -> None:
+        """Forget the names that name_wakers() has looked up: the processes may get other names."""
+        self._wakers.clear()
 
     def _waker(self, tgid: int) -> str:
+        if name := self._wakers.get(tgid):
+            return name
         if tgid == 0:
             return INTERRUPT
         return (self._processes.comm(tgid) if tgid > 0 else "") or UNKNOWN

@@ -90,7 +90,10 @@ def all_may_work(host: Host, users: range) -> bool:
 
 
 def test_the_subordinate_ids_of_a_person_have_one_share(host: Host) -> None:
-    path = shares_with(host, "1000:100000:65536\nnobody:200000:10\nin error\n1000:x:5\nnot-a-user:300000:9\n")
+    path = shares_with(
+        host,
+        f"1000:100000:65536\nnobody:200000:10\nin error\n1000:x:5\nnot-a-user:300000:9\n{1 << 70}:300000:9\n",
+    )
     assert not all_may_work(host, range(100_000, 165_536))
     assert not host.work(host.start(900, 1000), 0)
     assert host.work(host.start(901, 1001), 0)

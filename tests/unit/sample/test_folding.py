@@ -137,6 +137,21 @@ def test_ticks_fold_each_row_once_in_its_order(ticks: list[tuple[int, ...]]) -> 
     assert bench.looked_at == bench.collector.tables["futex"].made
 
 
+def test_new_rows_are_looked_at_once_before_they_are_folded() -> None:
+    bench = Bench()
+    for count, looked_at in ((3, 3), (2, 5), (0, 5)):
+        bench.collector.drain("futex", count)
+        bench.folding.look_at_new_rows()
+        assert bench.looked_at == looked_at
+    bench.collector.drain("futex", 4)
+    bench.folding.fold_some(6)
+    assert bench.looked_at == 6
+    bench.folding.look_at_new_rows()
+    bench.folding.fold_all()
+    assert bench.looked_at == 9
+    assert bench.folded["futex"] == list(range(9))
+
+
 def test_few_rows_do_not_wait_behind_many() -> None:
     bench = Bench()
     for _ in range(2):
