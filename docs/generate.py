@@ -70,7 +70,7 @@ TERMS = {
     " rwsem or semaphore is then counted, and its hold measured. `filter.min_block` and `filter.max_block`"
     " are about waits and do not apply",
     "maximum over a `window`": "the longest single wait that ended within this time span (`1m`, `5m`), or"
-    " has not ended yet. It may stay for a thirtieth of that time longer, and for five seconds more where few"
+    " has not ended yet. It may stay for a thirtieth of that time longer, and for ten seconds more where few"
     " threads wait. It is the same for every scraper and never reset by a scrape",
     "kind of a futex wait": "for what sort of lock or event the thread waits"
     " ([values](#kind-of-a-futex-wait)). It follows from the futex operation and the value waited for, or"

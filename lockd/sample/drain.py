@@ -37,7 +37,7 @@ NOT_HASHES = (
 STACKS = "stacks"
 FOLDED_ROWS = 3072
 """Most rows that a tick folds, as a rule; this takes some milliseconds."""
-LONGEST_WINDOW = 0.25
+LONGEST_WINDOW = 0.5
 """Seconds after which a window with few entries ends. A window with many ends with the next tick."""
 LONGEST_OWN_WINDOW = 1.0
 """Seconds after which a window ends if all its entries are about lockd and kernel threads."""

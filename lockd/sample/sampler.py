@@ -65,9 +65,8 @@ window ends, a grace period passes (lockd/kernel/pairs.py), and the window is dr
 HOUSEKEEPING_SECONDS = 10.0
 FEW_ROWS = 256
 """Up to this number of rows, a fold costs hardly more than its fixed part."""
-FEW_ROWS_SECONDS, OWN_ROWS_SECONDS = 4.5, 9.5
-"""Seconds after which rows are folded even if they are few, and even if all are about lockd and kernel
-threads. It is decided once a second, so that the time between two folds is half a second longer."""
+LONGEST_UNFOLDED = 10.0
+"""Seconds after which rows are folded even if they are few, or are all about lockd and kernel threads."""
 SAVE_SECONDS = 5.0
 """Most seconds from a fold until its counts are saved. Rows that are not folded yet need no saving: they have
 been in the file since they were drained (Backlog)."""
@@ -480,10 +479,9 @@ class Sampler:
         """
         if self._folding.undecided_calls or (self._releases and self._releases.has_waiting):
             return True
-        if not self._collector.has_rows_of_processes:
-            return now >= self._folded + OWN_ROWS_SECONDS
-        are_few = self._collector.unfolded_rows <= FEW_ROWS and not self._collector.has_stacks
-        return not are_few or now >= self._folded + FEW_ROWS_SECONDS
+        are_many = self._collector.unfolded_rows > FEW_ROWS or self._collector.has_stacks
+        is_urgent = are_many and self._collector.has_rows_of_processes
+        return is_urgent or now >= self._folded + LONGEST_UNFOLDED
 
     def _exchange_names(self, now: float, is_survey_due: bool) -> None:
         """Ask the namer about locks that were captured, and take its answers."""

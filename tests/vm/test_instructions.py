@@ -1,14 +1,18 @@
-"""What tracing adds to a futex call and to a mutex, in instructions: the same on every host, however busy.
+"""What lockd costs in instructions: the same on every host, however busy.
 
-bench/emulated.py counts the instructions, also for other variants.
+bench/emulated.py counts what tracing adds to a futex call and to a mutex, also for other variants.
+bench/idle.py counts what lockd's processes take of a machine in which hardly anything happens.
 """
 
 from __future__ import annotations
+
+import statistics
 
 import pytest
 
 from bench.comparison import EVERY_CALL, FLOOR, LOCKD, UNTRACED, Comparison
 from bench.emulated import measured
+from bench.idle import measured_in_machine
 from tests.vm.emulator import need_emulator
 
 KERNEL = "6.12"
@@ -19,6 +23,10 @@ OVER_FLOOR, PING_PONG_SLOWER = 1.6, 2.2
 """The largest ratios: of a call to one with empty programs, and of a round trip to an untraced one. They were
 1.38 and 1.84 when this was written, both in mode `calls`."""
 NO_COST = 1.01
+BILLION = 1_000_000_000
+QUIET = 0.008 * BILLION
+"""The most instructions in a second of a quiet machine, of all processes. They were 5.6 million when this was
+written, and 11.6 million before rows waited for ten seconds."""
 
 pytestmark = [
     pytest.mark.timeout(0),  # the machine has limits of its own, as in test_kernels.py
@@ -54,3 +62,10 @@ def test_a_round_trip_of_two_threads(found: Comparison, variant: str) -> None:
 )
 def test_what_is_not_traced_costs_nothing(found: Comparison, variant: str, load: str) -> None:
     assert found.slower(variant, load).median == pytest.approx(1, abs=NO_COST - 1)
+
+
+def test_a_quiet_machine_costs_little() -> None:
+    need_emulator()
+    quiet = measured_in_machine(KERNEL, is_quick=False, quiet_after=300.0)[-1]
+    every = [sum(of_round) * BILLION for of_round in zip(*quiet.shares.values(), strict=True)]
+    assert 0 < statistics.median(every) <= QUIET

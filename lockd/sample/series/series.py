@@ -177,6 +177,9 @@ class Series:
         entries["waited"] *= 0.5 ** ((now - self._decayed_at) / HALF_LIFE)
         self._decayed_at = now
         named = np.flatnonzero(entries["state"] == _NAMED)
+        if not len(named):
+            self._budget.note_lack(self.family, 0)
+            return
         self._update_units(named)
         stays = np.array([_presence_of(self._entry_labels[entry], presence) for entry in named], np.int64)
         is_shown = entries["row"][named] >= 0

@@ -25,7 +25,7 @@ from lockd.sample import drain
 from lockd.sample import sampler as sampler_module
 from lockd.sample.aggregates.identities import Filter
 from lockd.sample.locks.runtimes import HOTSPOT
-from lockd.sample.sampler import FEW_ROWS_SECONDS, Sampler, SamplerSettings
+from lockd.sample.sampler import LONGEST_UNFOLDED, Sampler, SamplerSettings
 from tests.support.busy_host import FUTEX, FUTEX_KEY
 from tests.support.kernel_hold_host import WHO
 from tests.support.maps import Map
@@ -164,7 +164,7 @@ def test_few_rows_are_folded_late_but_their_processes_are_named_soon(
     sampler.tick()
     assert sampler._collector.unfolded_rows == 1
     procfs.remove(TGID)
-    sampler._folded -= FEW_ROWS_SECONDS
+    sampler._folded -= LONGEST_UNFOLDED
     sampler._next_fold = 0
     sampler.tick()
     assert sampler._collector.unfolded_rows == 0
