@@ -34,7 +34,7 @@ NOT_HASHES = (
     *(BLOCKED_PROCESSES, RELEASES, REFUSED_RELEASES, RELEASE_RECORD, KERNEL_RELEASE_RECORD),
     *(WAIT_SAMPLES, REFUSED_WAITS, WAIT_SAMPLE_RECORD),
 )
-STACKS = "stacks"
+STACKS, KERNEL_LOCKS = "stacks", "kernel_locks"
 FOLDED_ROWS = 3072
 """Most rows that a tick folds, as a rule; this takes some milliseconds."""
 LONGEST_WINDOW = 0.5
@@ -357,9 +357,12 @@ class Collector:
                 table.drain(self._maps.buffers)
 
     @property
-    def has_stacks(self) -> bool:
-        """Whether kernel stacks were drained that belong to rows which are not folded."""
-        return STACKS in self.backlogs and len(self.backlogs[STACKS]) > 0
+    def has_kernel_waits(self) -> bool:
+        """Whether a row that is not folded is of a wait of a process for a kernel lock."""
+        if KERNEL_LOCKS not in self.backlogs:
+            return False
+        _, waits = self.backlogs[KERNEL_LOCKS].all()
+        return bool((waits["who"]["kernel_thread"] == 0).any())
 
     def stacks(self) -> Entries:
         """Return the kernel stacks that belong to rows which are not folded."""

@@ -18,12 +18,12 @@ from lockd.sample.aggregates.kernel_holds import KernelHoldAggregates
 from lockd.sample.aggregates.kernel_locks import KernelLockAggregates
 from lockd.sample.aggregates.offcpu import OffcpuAggregates
 from lockd.sample.aggregates.window import Stacks, make_windows
-from lockd.sample.drain import FOLDED_ROWS, STACKS, Collector
+from lockd.sample.drain import FOLDED_ROWS, KERNEL_LOCKS, STACKS, Collector
 from lockd.sample.locks.user_locks import UserLocks
 
 Aggregates = FutexAggregates | OffcpuAggregates | KernelLockAggregates | KernelHoldAggregates
 
-FUTEX, KERNEL_LOCKS = "futex", "kernel_locks"
+FUTEX = "futex"
 OVER = "_over"
 """Suffix of the name of an overflow map's pair."""
 MOST_ROWS = 8 * FOLDED_ROWS

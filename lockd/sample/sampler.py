@@ -474,12 +474,12 @@ class Sampler:
     def _is_fold_due(self, now: float) -> bool:
         """Whether all rows are to be folded, though nobody has asked for their counts.
 
-        Calls are held back, and sampled releases are kept, for some seconds only. Sampled releases and kernel
-        stacks need the rows of their locks.
+        Calls are held back, and sampled releases are kept, for some seconds only. A kernel stack counts for
+        later waits of its thread for the lock as well, so that it must not be kept for long.
         """
         if self._folding.undecided_calls or (self._releases and self._releases.has_waiting):
             return True
-        are_many = self._collector.unfolded_rows > FEW_ROWS or self._collector.has_stacks
+        are_many = self._collector.unfolded_rows > FEW_ROWS or self._collector.has_kernel_waits
         is_urgent = are_many and self._collector.has_rows_of_processes
         return is_urgent or now >= self._folded + LONGEST_UNFOLDED
 
