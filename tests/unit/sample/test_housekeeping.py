@@ -150,18 +150,23 @@ def drain_one_wait(keys_at: int, values_at: int, _: int) -> int:
     return 1
 
 
-def test_few_rows_are_folded_late_but_their_processes_are_named_soon(
-    sampler: Sampler, procfs: Procfs
-) -> None:
-    assert sampler.futex
-    procfs.remove(TGID)
-    procfs.add(TGID, b"shop", cgroup=b"0::/system.slice/shop.service\n")
+def tick_with_one_row(sampler: Sampler) -> None:
+    """Drain the row of drain_one_wait() just after a fold, and tick when a second has passed."""
     table = SimpleNamespace(entries=64, key=FUTEX_KEY, value=FUTEX, drain_into=drain_one_wait)
     sampler._collector.backlogs["futex"].drain(cast("HashMap", table))
     sampler._collector.has_rows_of_processes = True
     sampler._folded, sampler._next_housekeeping = time.monotonic(), np.inf
     sampler._next_fold = 0
     sampler.tick()
+
+
+def test_few_rows_are_folded_late_but_their_processes_are_named_soon(
+    sampler: Sampler, procfs: Procfs
+) -> None:
+    assert sampler.futex
+    procfs.remove(TGID)
+    procfs.add(TGID, b"shop", cgroup=b"0::/system.slice/shop.service\n")
+    tick_with_one_row(sampler)
     assert sampler._collector.unfolded_rows == 1
     procfs.remove(TGID)
     sampler._folded -= LONGEST_UNFOLDED
@@ -173,12 +178,7 @@ def test_few_rows_are_folded_late_but_their_processes_are_named_soon(
 
 def test_many_rows_are_folded_within_a_second(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_module, "FEW_ROWS", 0)
-    table = SimpleNamespace(entries=64, key=FUTEX_KEY, value=FUTEX, drain_into=drain_one_wait)
-    sampler._collector.backlogs["futex"].drain(cast("HashMap", table))
-    sampler._collector.has_rows_of_processes = True
-    sampler._folded, sampler._next_housekeeping = time.monotonic(), np.inf
-    sampler._next_fold = 0
-    sampler.tick()
+    tick_with_one_row(sampler)
     assert sampler._collector.unfolded_rows == 0
 
 
