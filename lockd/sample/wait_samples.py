@@ -60,8 +60,9 @@ MOST_WAITING = 1024
 """Most samples that are kept until the functions of their stacks are known. More are refused."""
 THREADS_AT_FIRST = 1000
 """The number of threads that are assumed to wait all the time, for the pace of the first samples."""
-LONGEST_UNCOUNTED = 10.0
-"""Seconds without a counted wait after which there are no waits. Waits are counted some seconds late."""
+LONGEST_UNCOUNTED = 15.0
+"""Seconds without a counted wait after which a host counts as one without waits. The waits of a quiet host
+are counted ten seconds late (LONGEST_UNFOLDED in lockd/sample/sampler.py)."""
 BUSY_WAITS, QUIET_PART = 600, 10
 """The waits in a second with which as many threads are to be captured as configured. With fewer waits there
 are fewer captures in proportion, but no fewer than 1/QUIET_PART."""
