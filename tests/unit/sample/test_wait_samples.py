@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -425,3 +426,15 @@ def test_a_quiet_host_has_fewer_captures_than_configured() -> None:
     assert [captures_wanted(20, waits) for waits in (0, 60, 300, 600, 100_000)] == [2, 2, 10, 20, 20]
     assert [captures_wanted(200, waits) for waits in (0, 60, 300, 600, 100_000)] == [20, 20, 100, 200, 200]
     assert captures_wanted(1, 0) == 1
+
+
+def test_waits_that_are_counted_every_ten_seconds_have_a_steady_rate() -> None:
+    rates: list[int] = []
+    samples = WaitSamples.__new__(WaitSamples)
+    samples._reader = cast("Any", SimpleNamespace(records=tuple))
+    samples._control = cast("Any", SimpleNamespace(set_wait_per_capture=lambda _: None))
+    samples._pace = cast("Any", SimpleNamespace(set_rate=rates.append, note=lambda *_: None, wait_ns=0))
+    samples._per_second, samples._since, samples._waits_then = 20, 0.0, 0
+    for second in range(1, 50):
+        samples.read(float(second), second, 3000 * min(second // 10, 3))
+    assert rates == [10, 10, 10, 2]
