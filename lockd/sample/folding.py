@@ -118,7 +118,8 @@ class Folding:
                 continue
             left -= len(rows[0])
             if name == FUTEX:
-                self._note_futex_calls(rows[0][max(self._seen.get(FUTEX, 0) - first, 0) :])
+                unseen = max(self._seen.get(FUTEX, 0) - first, 0)  # look_at_new_rows() has seen those before
+                self._note_futex_calls(rows[0][unseen:])
                 rows = self._hold_back(rows, np.full(len(rows[0]), self.tick), now)
             self._fold(name, rows, now)
         if not self._backlogs.get(KERNEL_LOCKS):
