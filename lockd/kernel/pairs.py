@@ -109,6 +109,10 @@ class Control:
         if value != self._words[self._at[name]]:  # a needless write empties other CPUs' caches of it
             self._words[self._at[name]] = value
 
+    def set_asleep(self, is_asleep: bool) -> None:
+        """Tell the programs whether to wake the sampler (Collector.sleep())."""
+        self._set("is_asleep", is_asleep)
+
     def set_exporter(self, pid: int) -> None:
         """Tell the programs the process id of the exporter; 0 if none runs."""
         self._words[self._at["exporter"]] = pid

@@ -22,6 +22,8 @@ from lockd.load.source import source_for
 
 log = logging.getLogger(__name__)
 
+WAKEUPS = "wakeups"
+"""The ring buffer by which the programs wake the sampler."""
 BLOCKED_PROCESSES = "blocked_processes"
 """The ring buffer by which the programs announce processes to the namer."""
 SAMPLES = (
@@ -106,9 +108,7 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
         if choice.way and hook.mechanism == "raw_tracepoint" and not missing
     )
     pairs, plain = _maps(settings, choices)
-    if bpf_object.has_map(BLOCKED_PROCESSES):
-        plain.append(BLOCKED_PROCESSES)
-    plain += [name for name in SAMPLES if bpf_object.has_map(name)]
+    plain += [name for name in (WAKEUPS, BLOCKED_PROCESSES, *SAMPLES) if bpf_object.has_map(name)]
     for pair in pairs:
         for index in (0, 1):
             bpf_object.set_map(pair, index, f"{pair}_{index}")

@@ -19,19 +19,19 @@ from lockd.kernel.counters import PerCpuCounters
 from lockd.kernel.manifest import Layout, Manifest
 from lockd.kernel.maps import HashMap
 from lockd.kernel.pairs import Entries, Pairs
-from lockd.kernel.rings import Ring
+from lockd.kernel.rings import Ring, RingReader
 from lockd.sample.budget.spending import ProgramTimes
 from lockd.sample.saved_state import SavedState
 
 CAPTURES = "captures"
 """The pair of captures. Its entries are not folded: each is a question to the namer, which has to be asked
 while the captured thread's process lives."""
-BLOCKED_PROCESSES = "blocked_processes"
+WAKEUPS, BLOCKED_PROCESSES = "wakeups", "blocked_processes"
 RELEASES, REFUSED_RELEASES = "releases", "refused_releases"
 RELEASE_RECORD, KERNEL_RELEASE_RECORD = "release_record", "kernel_release_record"
 WAIT_SAMPLES, REFUSED_WAITS, WAIT_SAMPLE_RECORD = "wait_samples", "refused_waits", "wait_sample_record"
 NOT_HASHES = (
-    *(BLOCKED_PROCESSES, RELEASES, REFUSED_RELEASES, RELEASE_RECORD, KERNEL_RELEASE_RECORD),
+    *(WAKEUPS, BLOCKED_PROCESSES, RELEASES, REFUSED_RELEASES, RELEASE_RECORD, KERNEL_RELEASE_RECORD),
     *(WAIT_SAMPLES, REFUSED_WAITS, WAIT_SAMPLE_RECORD),
 )
 STACKS, KERNEL_LOCKS = "stacks", "kernel_locks"
@@ -197,6 +197,8 @@ class Collector:
         self._saved = saved or SavedState()
         self._maps = Pairs(manifest, fds, NOT_HASHES)
         hashes = self._maps.hashes
+        self.wakeups: RingReader | None = None
+        """The ring of records that wake the sampler, see sleep(); None on a kernel without rings."""
         self.blocked_processes: Ring | None = None
         """The ring of the ids of processes with a thread that blocks, which the namer reads; None on a
         kernel without rings."""
@@ -217,7 +219,9 @@ class Collector:
         """The number of samples for which `wait_samples` had no room, and the waited time that they stood for
         in nanoseconds."""
         for fd, info in zip(fds, manifest.maps, strict=False):
-            if info.name == BLOCKED_PROCESSES:
+            if info.name == WAKEUPS:
+                self.wakeups = RingReader(Ring(fd, info.entries))
+            elif info.name == BLOCKED_PROCESSES:
                 self.blocked_processes = Ring(fd, info.entries)
             elif info.name == RELEASES:
                 self.releases = Ring(fd, info.entries)
@@ -317,6 +321,28 @@ class Collector:
     def end_window(self) -> None:
         """Have the next drain() end the current window if it has any entry."""
         self._began = -inf
+
+    def sleep(self) -> float:
+        """Have the programs wake the sampler when they write what cannot wait.
+
+        Returns when drain() is needed next, even if nobody wakes the sampler, by the monotonic clock in
+        seconds: 0.0 if it must not sleep at all. A wake-up makes a record in `wakeups`, until awake().
+        """
+        if self.wakeups is None or self.has_ended_window:
+            return 0.0
+        # The mark comes before the look at what was written: a program that writes later sees the mark.
+        self.control.set_asleep(True)
+        if self._maps.written.has("soon"):
+            return 0.0
+        now, due = time.monotonic(), self._began + LONGEST_WINDOW
+        return due if due > now else now + LONGEST_WINDOW
+
+    def awake(self) -> None:
+        """End a sleep(), and forget the wake-up that may have ended it."""
+        self.control.set_asleep(False)
+        if self.wakeups:
+            for _ in self.wakeups.records():
+                pass
 
     def _is_window_over(self) -> bool:
         written = self._maps.written

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from lockd.kernel.rings import RingReader
 from lockd.messages import (
     HERE,
     MOST_SETTLING,
@@ -40,7 +41,7 @@ an exporter that hangs can wait for ticks that are many seconds apart."""
 
 class Loop:
     """Runs `sampler` every `period_ns` nanoseconds until stop(), in one thread, so that nothing waits for a
-    lock.
+    lock. While nothing happens on the host, ticks are further apart (Sampler.sleep()).
 
     `on_message(bytes)` gets the exporter's messages that are no requests, and b"" when the exporter has
     closed its end of the socket. `after_tick()` is called after every tick, and every second between ticks
@@ -75,6 +76,7 @@ class Loop:
         """Tick and answer until stop() is called, for instance by a signal handler."""
         ended = due = time.monotonic_ns()
         while not self._stopped:
+            due = self._sleep_past(due)
             for pause in range(ended + LONGEST_PAUSE, due, LONGEST_PAUSE):
                 self._wait_until(pause)
                 if not self._stopped:
@@ -94,6 +96,24 @@ class Loop:
             longest = max(self.period_ns, LONGEST_RARE_TICK)
             period = min(self.period_ns * self._sampler.cpu_budget.tick_periods, longest)
             due += period * max((ended - due) // period + 1, 1)
+
+    def _sleep_past(self, due: int) -> int:
+        """Sleep until something needs a tick, and return when that tick is due: at `due`, or later.
+
+        The sampler says for how long. A program ends the sleep, or a signal, or a message of the exporter: it
+        may ask for something that takes ticks.
+        """
+        if self._settling or not self.control:  # without an exporter, `after_tick` has to start another
+            return due
+        end = int(self._sampler.sleep() * NS)
+        if end > due:
+            wakeups = self._sampler.wakeups
+            waiting: list[socket.socket | RingReader] = [self._wakeup, self.control]
+            waiting += [wakeups] if wakeups else []
+            select.select(waiting, [], [], max(end - time.monotonic_ns(), 0) / NS)
+            due = max(due, min(end, time.monotonic_ns()))
+        self._sampler.awake()
+        return due
 
     def _wait_until(self, due: int) -> None:
         """Answer the exporter until the monotonic clock shows `due` nanoseconds, or until stop()."""

@@ -25,10 +25,12 @@ from lockd.columns.structs import Columns
 from lockd.kernel.lock_owners import KernelOwners
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.pairs import Entries
+from lockd.kernel.rings import RingReader
 from lockd.names.client import Resolver
 from lockd.names.labels.processes import Name, Processes
 from lockd.names.labels.units import Units
 from lockd.names.protocol import GoWaitsAnswer, HolderAnswer, OwnersAnswer, StackAnswer
+from lockd.process.clock import NS
 from lockd.sample.aggregates.bottlenecks import bottlenecks_table
 from lockd.sample.aggregates.contention import ContentionTables
 from lockd.sample.aggregates.futex import FutexAggregates
@@ -433,6 +435,27 @@ class Sampler:
             self._keep_house(now)
         if now >= self._next_save:
             self.save()
+
+    @property
+    def wakeups(self) -> RingReader | None:
+        """Readable once a program has ended a sleep(); None if no program can."""
+        return self._collector.wakeups
+
+    def sleep(self) -> float:
+        """Have the programs wake the sampler, until awake(), when they write what cannot wait.
+
+        Returns when the next tick is due even if they do not, by the monotonic clock in seconds: 0.0 if there
+        is something to do that the next tick goes on with.
+        """
+        has_postponed = self._user_locks is not None and self._user_locks.has_postponed
+        if self._has_many_rows or has_postponed or not self._resolver.is_idle:
+            return 0.0
+        rare = (self._next_survey, self._next_fold, self._next_housekeeping, self._next_save)
+        return min(self._collector.sleep(), self._deadlocks.next_check / NS, *rare)
+
+    def awake(self) -> None:
+        """End a sleep()."""
+        self._collector.awake()
 
     def _drain(self) -> None:
         """Drain what has been written. If the backlogs lack room for that, fold rows first."""

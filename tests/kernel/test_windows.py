@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from lockd.config.schema import Config
 from lockd.kernel.counters import Losses
 from lockd.kernel.manifest import Manifest
 from lockd.load.child import run_loader
-from lockd.sample.drain import Collector
+from lockd.sample.drain import LONGEST_WINDOW, Collector
 from lockd.service.start import load_settings
 from tests.support.workload import Start
 
@@ -87,6 +88,12 @@ def add(collector: Collector, window: int, uaddr: int) -> None:
     key, value = np.zeros(1, table.key), np.zeros(1, table.value)
     key["uaddr"], value["calls"] = uaddr, 1
     table.update(key, value)
+
+
+def has_wakeup(collector: Collector, seconds: float = 0.0) -> bool:
+    """Whether a program wakes the collector, within so many seconds."""
+    assert collector.wakeups
+    return bool(select.select([collector.wakeups], [], [], seconds)[0])
 
 
 @pytest.mark.parametrize(
@@ -168,3 +175,32 @@ def test_a_sampler_that_ended_between_flip_and_drain_leaves_all_to_the_next(deta
     after = detached.another_collector()
     drain(after)
     assert [int(key["uaddr"]) for key, _ in taken(after)] == [64]
+
+
+def test_programs_wake_a_collector_that_sleeps_and_no_other(attached: Programs, workload: Start) -> None:
+    collector = attached.collector
+    busy = workload("storm", 2, STORM_SECONDS, 4, 20)
+    until = time.monotonic() + 10
+    while not collector.sleep():  # until nothing that has happened so far waits to be drained
+        assert time.monotonic() < until
+        drain(collector)
+    busy.go()
+    assert has_wakeup(collector, STORM_SECONDS)
+    collector.awake()
+    assert not has_wakeup(collector, 0.5)
+    busy.truth()
+
+
+def test_a_collector_sleeps_for_a_window_unless_something_waits(detached: Programs) -> None:
+    collector, written = detached.collector, detached.collector._maps.written
+    now = time.monotonic()
+    assert now < collector.sleep() <= time.monotonic() + LONGEST_WINDOW
+    written.mark("processes")
+    assert collector.sleep(), "the window goes on"
+    written.mark("soon")
+    assert not collector.sleep(), "the window has to end with the next tick"
+    drain(collector)
+    assert not collector.sleep(), "the window has ended, and is to be drained"
+    drain(collector)
+    assert collector.sleep()
+    assert not has_wakeup(collector), "there is no program"

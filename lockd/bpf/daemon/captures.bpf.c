@@ -35,7 +35,7 @@ static __always_inline bool keep_capture(void *ctx, u64 task, struct lock_id *id
         return false;
     bool of_process = is_of_process(id->tgid, false);
     if (of_process) /* drain soon: the process may end, and then its lock gets no name */
-        mark_written(WRITTEN_SOON, window);
+        end_window_soon(window);
     if (add_entry(WRITTEN_CAPTURES, window, map, id, blank, of_process)) {
         if (bpf_map_lookup_elem(map, id))
             return true;

@@ -131,7 +131,7 @@ static __always_inline void tally_call(struct tally *tally, struct call *call, u
     count_tally(tally);
     /* The next window must come even if nothing is added to a map: a call in it will count this tally. */
     if (!is_own(bpf_get_current_pid_tgid() >> 32))
-        mark_written(WRITTEN_SOON, window);
+        end_window_soon(window);
     *tally = (struct tally){
         .uaddr = uaddr,
         .tid = call->tid,

@@ -150,4 +150,5 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
     __builtin_memset(record->frames, 0, sizeof(record->frames));
     bpf_get_stack(ctx, record->frames, sizeof(record->frames), 0);
     releases.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+    wake_sampler();
 }

@@ -227,5 +227,6 @@ static __always_inline void output_release(struct release *release, u64 task)
     sample->release = *release;
     identify(task, &sample->who);
     releases.ringbuf_submit(sample, BPF_RB_NO_WAKEUP);
+    wake_sampler();
 }
 #endif

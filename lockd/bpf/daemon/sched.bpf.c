@@ -715,7 +715,7 @@ int on_sched_process_exec(struct bpf_raw_tracepoint_args *ctx)
 {
     u32 old_tid = ctx->args[1], tid = bpf_get_current_pid_tgid();
 
-    mark_written(WRITTEN_SOON, current_window());
+    end_window_soon(current_window());
     if (old_tid == tid)
         return 0;
     remove_thread(old_tid);

@@ -259,6 +259,7 @@ static __always_inline void output_user_release(void *ctx, struct release *relea
     fill_capture(ctx, bpf_get_current_task(), &record->by);
     read_python_functions(record->by.thread_pointer, record->python, RELEASE_FUNCTIONS);
     releases.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+    wake_sampler();
 }
 
 /* The current thread `tid`, whose entry is `t`, begins to wait at `now`, on the word at the offset `place` in

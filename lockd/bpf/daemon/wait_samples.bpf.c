@@ -142,6 +142,7 @@ static __always_inline u32 begin_wait_sample(void *ctx, u64 task, u32 tid, struc
     identify(task, &kept->record.who);
     capture_stacks(ctx, kept);
     wait_samples.ringbuf_submit(kept, BPF_RB_NO_WAKEUP);
+    wake_sampler();
     if (t->nr != NR_KERNEL)
         tell_of_process(task, t->tgid, now);
     return expected < per_capture ? (expected << 32) / per_capture : CERTAIN;
@@ -186,6 +187,7 @@ static __always_inline void end_wait_sample(void *ctx, u64 task, u32 tid, struct
         kept->record.waker = id >> 32;
         capture_stacks(ctx, kept);
         wait_samples.ringbuf_submit(kept, BPF_RB_NO_WAKEUP);
+        wake_sampler();
         return;
     }
     struct wait_record *record = wait_samples.ringbuf_reserve(sizeof(struct wait_record));
@@ -196,6 +198,7 @@ static __always_inline void end_wait_sample(void *ctx, u64 task, u32 tid, struct
     describe_end(record, task, tid, t, weight);
     record->is_woken = woken;
     wait_samples.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+    wake_sampler();
 }
 
 /* `task`, whose entry is `t`, is about to run again at `now`: learn for how long it usually waits. */

@@ -92,7 +92,6 @@ static __always_inline void fill_capture(void *ctx, u64 task, struct capture *ke
  * the lock, or the process may have mapped more files. */
 #define CAPTURED_AGAIN_NS 10000000000
 
-/* With WITHOUT_RINGS no program writes to a ring buffer, because it could sleep there (load/host.py). */
 #if !defined(WITHOUT_RINGS) &&                                                                               \
     (defined(WITH_FUTEX) || defined(WITH_USER_STACKS) || defined(WITH_WAIT_SAMPLES))
 #define TELLS_OF_PROCESSES

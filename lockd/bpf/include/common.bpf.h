@@ -218,6 +218,8 @@ struct control { /* the loader writes the first member, and then the sampler the
     u32 wait_per_sample;
     u32 wait_per_capture;
     u32 is_tracing; /* for one-shot tools; 0: no event that begins now is traced (is_traced()) */
+    u32 is_asleep; /* 1: the sampler sleeps for several periods unless a program wakes it (wake_sampler()) */
+    u32 pad;
 };
 
 /* What programs note in `written`, so that the sampler need not look at maps to which nothing was added.
@@ -301,6 +303,36 @@ static __always_inline void mark_written(u32 what, int window)
         *last = number;
 }
 
+/* With WITHOUT_RINGS no program writes to a ring buffer, because it could sleep there (load/host.py). */
+#if !defined(WITHOUT_RINGS) && !defined(TRACE)
+#define WAKES_SAMPLER
+/* The sampler waits for a record here while it sleeps. What is in the record does not matter. */
+BPF_RINGBUF_OUTPUT(wakeups, 1);
+#endif
+
+/* Wake the sampler if it sleeps: something was written that it should look at with its next tick. A program
+ * that runs just when the sampler goes to sleep may find it awake. Then the next call wakes the sampler, or
+ * it wakes by itself after half a second. */
+static __always_inline void wake_sampler(void)
+{
+#ifdef WAKES_SAMPLER
+    u32 record = 0;
+
+    if (!CONTROL->is_asleep)
+        return;
+    CONTROL->is_asleep = 0;
+    wakeups.ringbuf_output(&record, sizeof(record), 0);
+#endif
+}
+
+/* Have the current window end with the next tick, and that come soon; `window` is what current_window()
+ * returned. */
+static __always_inline void end_window_soon(int window)
+{
+    mark_written(WRITTEN_SOON, window);
+    wake_sampler();
+}
+
 /* Whether this is the thread group of the sampler or the exporter, which run even if nothing else does. */
 static __always_inline bool is_own(u32 tgid)
 {
@@ -324,7 +356,7 @@ static __always_inline int add_entry(u32 pair, int window, void *map, void *key,
     if (of_process)
         mark_written(WRITTEN_PROCESSES, window);
     if (!(bpf_get_prandom_u32() % FEW))
-        mark_written(WRITTEN_SOON, window);
+        end_window_soon(window);
     return bpf_map_update_elem(map, key, fresh, BPF_NOEXIST);
 }
 

@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import cast
 
 import pytest
 
+from lockd.messages import SETTLED
 from lockd.sample import loop as loop_module
 from lockd.sample.loop import Loop
 from lockd.sample.own_cost import TickTimes
@@ -37,6 +39,15 @@ class Ticking:
         self.since_tick = 0
         self.most = 0
         """The largest number of blocks between two ticks."""
+        self.wakeups: socket.socket | None = None
+        self.asleep_until = 0.0
+        """The result of sleep()."""
+
+    def sleep(self) -> float:
+        return self.asleep_until
+
+    def awake(self) -> None:
+        """A real sampler tells the programs."""
 
     def tick(self) -> None:
         self.own_cost.ticks += 1
@@ -144,6 +155,60 @@ def test_what_cannot_wait_for_rare_ticks_is_done_between_them(monkeypatch: pytes
     thread.start()
     thread.join(SECONDS)
     assert (thread.is_alive(), left, sampler.own_cost.ticks, sampler.blocks) == (False, [0], 1, 2)
+
+
+@pytest.mark.parametrize("sender", ["program", "signal", "exporter"])
+def test_a_sleep_is_ended_by_what_may_need_a_tick(sender: str) -> None:
+    sampler = Ticking()
+    wakeup, signals = socket.socketpair()
+    sampler.wakeups, program = socket.socketpair()
+    control, exporter = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    senders = {"program": program, "signal": signals, "exporter": exporter}
+    until = time.monotonic() + SECONDS
+
+    def each_time() -> None:
+        if sampler.asleep_until:
+            loop.stop()
+            return
+        sampler.asleep_until = until
+        threading.Timer(0.1, senders[sender].send, [b"1"]).start()
+
+    loop = Loop(cast("Sampler", sampler), PERIOD_NS, lambda _: None, each_time, wakeup)
+    loop.control = control
+    loop.run()
+    assert time.monotonic() < until
+
+
+def test_everything_is_counted_for_an_exporter_that_ends_a_sleep() -> None:
+    sampler = Ticking()
+    sampler.asleep_until = time.monotonic() + SECONDS
+    wakeup, signals = socket.socketpair()
+    control, exporter = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    exporter.settimeout(SECONDS / 2)
+    loop = Loop(cast("Sampler", sampler), PERIOD_NS, lambda _: None, lambda: None, wakeup)
+    loop.control = control
+    thread = threading.Thread(target=loop.run, daemon=True)
+    thread.start()
+    exporter.send(b"s")
+    assert exporter.recv(64) == SETTLED
+    loop.stop()
+    signals.send(b"1")
+    thread.join(SECONDS / 2)
+    assert not thread.is_alive()
+
+
+def test_no_sleep_delays_the_replacement_of_an_exporter() -> None:
+    sampler = Ticking()
+    sampler.asleep_until = time.monotonic() + SECONDS
+    wakeup, _signals = socket.socketpair()
+
+    def each_time() -> None:
+        if sampler.own_cost.ticks == TICKS:
+            loop.stop()
+
+    loop = Loop(cast("Sampler", sampler), PERIOD_NS, lambda _: None, each_time, wakeup)
+    loop.run()
+    assert time.monotonic() < sampler.asleep_until
 
 
 ASKS = """
