@@ -380,7 +380,8 @@ class Config:
     period_ns: int = key(
         duration("10ms", "10s"),
         "50ms",
-        "Time from one drain of the kernel's maps to the next. A shorter period costs more CPU time; with "
+        "Shortest time from one drain of the kernel's maps to the next; where little happens, drains are "
+        "half a second apart. A shorter period costs more CPU time; with "
         "a longer one, more entries come together in one period, for which `maps` must have room.",
         reloads=True,
     )
