@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,10 @@ def parse_address(text: str) -> tuple[str, int]:
     if six:
         ipaddress.IPv6Address(six)
     elif host and not re.search("[A-Za-z]", host):  # without letters it must be an address; 1.2.3 is none
-        ipaddress.IPv4Address(host)
+        try:
+            socket.inet_pton(socket.AF_INET, host)
+        except OSError:
+            raise ValueError(text) from None
     return six or host, int(port)
 
 

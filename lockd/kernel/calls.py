@@ -11,12 +11,11 @@ import ctypes
 import errno
 import functools
 import os
-import platform
 import resource
 
 from lockd.kernel.libbpf import ENOTSUPP
 
-SYS_BPF, SYS_PERF_EVENT_OPEN = {"aarch64": (280, 241)}.get(platform.machine(), (321, 298))
+SYS_BPF, SYS_PERF_EVENT_OPEN = {"aarch64": (280, 241)}.get(os.uname().machine, (321, 298))
 BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_BTF_LOAD, BPF_LINK_CREATE, BPF_ITER_CREATE = 0, 5, 18, 28, 33
 PERF_FLAG_FD_CLOEXEC = 8
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import platform
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 FUTEX_CALLS = ("futex", "futex_wait", "futex_waitv", "futex_wake", "futex_requeue")
 """The futex system calls. The last four are futex2: futex_waitv since Linux 5.16, the others since 6.7."""
-SYSTEM_CALL = {"aarch64": "__arm64_sys_"}.get(platform.machine(), "__x64_sys_")
+SYSTEM_CALL = {"aarch64": "__arm64_sys_"}.get(os.uname().machine, "__x64_sys_")
 """Prefix of the kernel functions of system calls."""
 FUNCTION_MECHANISMS = ("kprobe", "kretprobe", "fentry", "fexit")
 """The mechanisms whose hooks are kernel functions."""

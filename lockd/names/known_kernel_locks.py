@@ -25,6 +25,8 @@ _Wait = tuple[str, tuple[int, ...], bool]
 
 @dataclass
 class _Known:
+    """An answer, and how long it may be used."""
+
     answer: LockAnswer
     due: float
     """The time on the monotonic clock in seconds, from which the namer is to be asked anew."""

@@ -9,17 +9,18 @@ would be enough for the directory, but Python 3.10 does not have it.)
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
-from pathlib import Path
 
-ROOT = str(Path(__file__).resolve().parents[2])
+_THIS = os.path.realpath(__file__)  # pathlib would load more than this module may (process/memory.py)
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_THIS)))
 """The directory that the package lockd is in."""
 
 
 def command(module: str) -> list[str]:
     """The command that runs `module` by this process's interpreter. The caller appends the arguments."""
-    return [sys.executable, "-I", str(Path(__file__).resolve()), module]
+    return [sys.executable, "-I", _THIS, module]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Memory of lockd's processes: unused parts of numpy are not loaded, freed memory is returned, and files in
-memory cannot be executed.
+"""Memory of lockd's processes: what Python's library and numpy import without need is not loaded, freed
+memory is returned, and files in memory cannot be executed.
 
 This module is imported before any other one, so it imports little itself.
 """
@@ -10,13 +10,23 @@ import errno
 import importlib
 import os
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
-from pathlib import Path
 from types import ModuleType
 
-UNUSED = ("ctypeslib", "fft", "ma", "polynomial", "random", "typing")
-"""Modules of numpy that numpy before version 2 imports itself, or that only annotations name."""
+SELDOM = (
+    "ast", "curses", "difflib", "inspect", "ipaddress", "locale", "multiprocessing", "pickle", "platform",
+    "tokenize", "logging.handlers",
+)  # fmt: skip
+"""Modules of Python's library that are imported by other modules, but hardly ever used.
+
+For instance, dataclasses imports inspect, which Python before 3.12 uses only for classes without a docstring.
+subprocess imports locale, linecache tokenize, urllib.parse ipaddress, and tornado the modules for its own
+log. The last one comes last because the package logging imports others of them.
+"""
+UNUSED = ("core._add_newdocs", "ctypeslib", "fft", "ma", "polynomial", "random", "typing")
+"""Modules of numpy that numpy before version 2 imports itself, or that only annotations name. The first one
+only has texts for help()."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of mallopt(3)."""
 MFD_NOEXEC_SEAL = 0x8
@@ -37,6 +47,17 @@ class LazyModule(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
+def stub_seldom_used() -> None:
+    """Keep modules of Python's library from being loaded before something of them is used.
+
+    Call this before the first import of such a module. Later it does nothing for it.
+    """
+    for name in SELDOM:
+        spec = None if name in sys.modules else find_spec(name)  # imports the package logging
+        if spec:
+            _stub(spec)
+
+
 def stub_unused_numpy() -> None:
     """Keep numpy from loading what lockd does not use: a third of its memory, and the threads of OpenBLAS.
 
@@ -52,14 +73,23 @@ def stub_unused_numpy() -> None:
     # numpy 2 imports these modules on demand itself, and with a LazyModule its __getattr__() would recurse
     # without end. Its sign is this file: numpy 1.26 has a folder _core too (to read pickles of numpy 2), but
     # not the file.
-    if any((Path(place) / "_core" / "numeric.py").exists() for place in places):
+    if any(os.path.exists(f"{place}/_core/numeric.py") for place in places):
         return
     for name in UNUSED:
-        spec = PathFinder.find_spec(f"numpy.{name}", places)
+        folder = name.rpartition(".")[0]
+        spec = PathFinder.find_spec(f"numpy.{name}", [os.path.join(place, folder) for place in places])
         if spec:
-            module = module_from_spec(spec)
-            module.__class__ = LazyModule
-            sys.modules[spec.name] = module
+            _stub(spec)
+
+
+def _stub(spec: ModuleSpec) -> None:
+    """Have a LazyModule stand for the module that `spec` describes."""
+    module = module_from_spec(spec)
+    module.__class__ = LazyModule
+    sys.modules[spec.name] = module
+    package, _, name = spec.name.rpartition(".")
+    if package in sys.modules:
+        setattr(sys.modules[package], name, module)
 
 
 def return_freed_memory(block_bytes: int = 128 << 10) -> None:

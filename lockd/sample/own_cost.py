@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
 import resource
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ class OwnCost:
         `unit_lines` is how many lines lockd_unit_info has.
         """
         block.add(
-            "lockd_build_info", [(lockd.__version__, platform.python_version(), os.uname().release)], [1]
+            "lockd_build_info", [(lockd.__version__, sys.version.partition(" ")[0], os.uname().release)], [1]
         )
         block.add("lockd_start_time_seconds", [()], [self.started])
         block.add("lockd_config_last_reload_successful", [()], [self._reload_was_successful])

@@ -120,6 +120,8 @@ class _Known:
 
 @dataclass(eq=False)
 class _KernelStack(_Known):
+    """A stack of the kernel whose functions are known."""
+
     functions: tuple[str, ...]
 
 
@@ -149,6 +151,8 @@ class Recognition(NamedTuple):
 
 @dataclass(eq=False)
 class _UserStack(_Known):
+    """A stack in user space whose functions are known."""
+
     recognition: Recognition
     functions: tuple[str, ...]
 

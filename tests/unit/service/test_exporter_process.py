@@ -63,8 +63,8 @@ def resolve(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     """Have the name `name` stand for these addresses, in this order."""
     real = socket.getaddrinfo
 
-    def found(host: str, port: int, *asked: int, **more: int) -> list[Any]:
-        if host != "name":
+    def found(host: bytes, port: int, *asked: int, **more: int) -> list[Any]:
+        if host != b"name":
             return list(real(host, port, *asked, **more))
         return [
             (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (address, port, 0, 0))
