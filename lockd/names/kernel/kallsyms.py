@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from lockd.names.kernel.sites import (
     from_release,
@@ -51,29 +50,33 @@ class KernelSymbols:
         self._module_starts = np.array(sorted(start for start, _ in ranges.values()), np.uint64)
         self._module_ends = np.array(sorted(end for _, end in ranges.values()), np.uint64)
         # The names take 3 to 6 MB, and few are ever asked for: they are compressed in pieces of some lines.
-        self._packed: list[bytes] = []
+        # All is collected in a few large blocks: small ones would leave holes in the memory.
+        self._packed = bytearray()
+        """The pieces, one after another."""
         self._unpacked: dict[int, list[str]] = {}
         self._functions: dict[int, str] = {}
         """Results of function(), by address."""
-        counts, kinds, owners = [0], bytearray(), bytearray()
-        addresses: list[npt.NDArray[np.uint64]] = []
+        counts, ends, addresses, kinds, owners = [0], [0], bytearray(), bytearray(), bytearray()
         # Without CONFIG_KALLSYMS_ALL only a few symbols of data are listed, such as ends of sections. What
         # follows such a symbol may be any variable.
         self._has_variables = False
         with kallsyms.open("rb") as file:
             while lines := file.readlines(PACKED_BYTES):
                 counts.append(len(lines))
-                addresses.append(_hexadecimal(line[:ADDRESS_DIGITS] for line in lines))
+                addresses += bytes.fromhex(b"".join(line[:ADDRESS_DIGITS] for line in lines).decode("ascii"))
                 kinds += bytes(line[KIND] for line in lines)
                 owners += bytes(_owner(line, ranges) for line in lines)
                 names = b"".join(line[NAME:] for line in lines)
-                self._packed.append(zlib.compress(names, level=1))
+                self._packed += zlib.compress(names, level=1)
+                ends.append(len(self._packed))
                 self._has_variables |= b"\ninit_task\n" in b"\n" + names
         self._firsts = np.cumsum(counts, dtype=np.uint32)
         """The number of the first symbol of each piece, in the order of the file."""
-        unordered = np.concatenate([*addresses, np.zeros(0, np.uint64)])
+        self._ends = np.array(ends, np.uint32)
+        """The end of each piece in `_packed`, after the beginning of the first one."""
+        unordered = np.frombuffer(addresses, ">u8")
         self._order = np.argsort(unordered, kind="stable").astype(np.uint32)
-        self._addresses = unordered[self._order]
+        self._addresses = unordered[self._order].astype(np.uint64)
         self._kinds, self._owners = (
             np.frombuffer(column, np.uint8)[self._order].tobytes() for column in (kinds, owners)
         )
@@ -216,7 +219,8 @@ class KernelSymbols:
         if piece not in self._unpacked:
             if len(self._unpacked) >= UNPACKED:
                 self._unpacked.clear()
-            names = zlib.decompress(self._packed[piece]).decode("ascii", "replace")
+            packed = memoryview(self._packed)[self._ends[piece] : self._ends[piece + 1]]
+            names = zlib.decompress(packed).decode("ascii", "replace")
             self._unpacked[piece] = names.split("\n")
         return self._unpacked[piece][number - int(self._firsts[piece])]
 
@@ -229,11 +233,6 @@ class KernelSymbols:
 def _owner(line: bytes, modules: Container[bytes]) -> int:
     _, _, owner = line.rstrip().partition(b"\t")
     return MODULE if owner in modules else GENERATED if owner else KERNEL
-
-
-def _hexadecimal(digits: Iterable[bytes]) -> npt.NDArray[np.uint64]:
-    """Numbers of 64 bits, each from ADDRESS_DIGITS digits."""
-    return np.frombuffer(bytes.fromhex(b"".join(digits).decode("ascii")), ">u8").astype(np.uint64)
 
 
 def module_ranges(modules: Path) -> dict[bytes, tuple[int, int]]:
