@@ -195,8 +195,8 @@ def test_a_violation_is_seen(tmp_path: Path, file: str, text: str, says: str) ->
     assert violation.endswith(says)
 
 
-# Modules of Python's library that others import without need (`SELDOM` in lockd/process/memory.py).
 UNUSED_OF_PYTHON = {"curses", "ipaddress", "multiprocessing", "pickle"}
+"""Modules of Python's library that others import without need (`SELDOM` in lockd/process/memory.py)."""
 if sys.version_info < (3, 12):
     UNUSED_OF_PYTHON |= {"inspect"}  # later versions use it for every dataclass
 UNUSED_OF_NUMPY = {"numpy.fft._pocketfft", "numpy.ma.core", "numpy.random.mtrand", "numpy._typing"}
@@ -208,8 +208,8 @@ UNUSED_OF_NUMPY = {"numpy.fft._pocketfft", "numpy.ma.core", "numpy.random.mtrand
     [
         (
             "lockd.export.__main__",
-            {"yaml", "numpy", "bcc", "prometheus_client", "lockd.load", "lockd.sample", "lockd.names"}
-            | (UNUSED_OF_PYTHON - {"inspect"}),  # tornado uses inspect
+            {"yaml", "numpy", "bcc", "lockd.load", "lockd.sample", "lockd.names"}
+            | (UNUSED_OF_PYTHON - {"inspect", "ipaddress"}),  # tornado and sources.py use these
         ),
         ("lockd.load.__main__", {"bcc", "numpy", "lockd.sample", "lockd.names", "lockd.export"}),
         (
