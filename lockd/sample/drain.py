@@ -41,6 +41,8 @@ LONGEST_WINDOW = 0.5
 """Seconds after which a window with few entries ends. A window with many ends with the next tick."""
 LONGEST_OWN_WINDOW = 1.0
 """Seconds after which a window ends if all its entries are about lockd and kernel threads."""
+NEARLY_OVER = 0.05
+"""Seconds by which a window may end early, so that ticks for other work need no further one for it."""
 LONGEST_SPIN_NS = 10_000_000_000
 """Nanoseconds after which a spin for a kernel lock counts as ended, though no program saw its end: the kernel
 skipped the program, because a program was running on that CPU already (reason `recursion` of
@@ -326,13 +328,15 @@ class Collector:
         """Have the programs wake the sampler when they write what cannot wait.
 
         Returns when drain() is needed next, even if nobody wakes the sampler, by the monotonic clock in
-        seconds: 0.0 if it must not sleep at all. A wake-up makes a record in `wakeups`, until awake().
+        seconds: 0.0 if it must not sleep at all. A wake-up makes a record in `wakeups`, until awake(). A
+        window that has ended may wait for that too, unless it was ended soon.
         """
-        if self.wakeups is None or self.has_ended_window:
+        written = self._maps.written
+        if self.wakeups is None or (self.has_ended_window and written.has_ended_with("soon")):
             return 0.0
         # The mark comes before the look at what was written: a program that writes later sees the mark.
         self.control.set_asleep(True)
-        if self._maps.written.has("soon"):
+        if written.has("soon"):
             return 0.0
         now, due = time.monotonic(), self._began + LONGEST_WINDOW
         return due if due > now else now + LONGEST_WINDOW
@@ -349,7 +353,7 @@ class Collector:
         # A new sampler drains both maps of each pair once, whatever marks its predecessor has left.
         if written.has("soon") or self._drained_windows < 2:
             return True
-        age = time.monotonic() - self._began
+        age = time.monotonic() - self._began + NEARLY_OVER
         return (age >= LONGEST_WINDOW and written.has("processes")) or (
             age >= LONGEST_OWN_WINDOW and written.is_any
         )

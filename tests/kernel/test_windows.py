@@ -200,7 +200,11 @@ def test_a_collector_sleeps_for_a_window_unless_something_waits(detached: Progra
     written.mark("soon")
     assert not collector.sleep(), "the window has to end with the next tick"
     drain(collector)
-    assert not collector.sleep(), "the window has ended, and is to be drained"
+    assert not collector.sleep(), "the window has ended, and is to be drained soon"
     drain(collector)
     assert collector.sleep()
+    written.mark("processes")
+    collector.end_window()
+    drain(collector)
+    assert collector.sleep(), "the window has ended, and is drained with the next one"
     assert not has_wakeup(collector), "there is no program"
