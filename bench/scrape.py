@@ -148,6 +148,7 @@ def lateness(lines: int, turns: int, seconds: float) -> Lateness:
     """Measure how late ticks are. In every second turn a client scrapes."""
     filled = with_lines(lines)
     sampler = filled.sampler
+    sampler.sleep = lambda: 0.0  # type: ignore[method-assign]  # a busy host has a tick in each period
     slots = len(sampler.own_cost.late.slots)
     sampler.own_cost.late, sampler.own_cost.work = late, work = Recorder(slots), Recorder(slots)
     listening = socket.create_server(("127.0.0.1", 0))
