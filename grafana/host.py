@@ -781,8 +781,8 @@ def _lockd() -> Row:
             graph(
                 "Ticks",
                 "Rounds of the sampler per second: 20 with the default period of 50 ms, five to nine on a"
-                " quiet host, and 5 at restraint level 3. There are fewer if ticks are late, or come while BPF"
-                " programs may still be writing to the maps that are to be drained.",
+                " quiet host, and 5 at restraint level 3. There are fewer if ticks are late, or come while"
+                " BPF programs may still be writing to the maps that are to be drained.",
                 {"ticks": f"sum({rate(_own('lockd_ticks_total'))})"},
                 PER_SECOND,
                 width=8,
