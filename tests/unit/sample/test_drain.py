@@ -227,10 +227,10 @@ def test_few_entries_wait_for_a_while_or_for_somebody_who_asks(
     collector.has_rows_of_processes = False
     kernel.begin("offcpu", marks)
     kernel.end_all()
-    clock.now += longest * 0.9
+    clock.now += longest * 0.8
     assert collector.drain()
     assert maps.flips == 1
-    clock.now += longest * 0.1
+    clock.now += longest * 0.2
     assert collector.drain()
     assert collector.drain()
     assert taken(collector) == [1]
